@@ -1,0 +1,48 @@
+# `make setup` first; everything else runs in .venv. Targets are explained in CONTRIBUTING.md.
+CONSTRAINTS ?= constraints/cpu.txt
+PYTHON ?= python3
+export CONSTRAINTS
+
+BIN := .venv/bin
+# Everything but `parity` (the long grid) and the suites that need a device.
+SUITES := tidy unit property memory fabric engine api e2e
+CHECK_SUITES := tidy unit property
+PATHS := pdnode tui tests scripts
+
+.PHONY: setup build demo test check format tidy parity docs model clean
+.DEFAULT_GOAL := check
+
+setup:
+	@PYTHON=$(PYTHON) scripts/setup.sh
+
+build: setup
+
+model: setup
+	@$(BIN)/pdnode model fetch smollm2 --cache-dir build
+
+demo: setup
+	@$(BIN)/pdnode demo --cache-dir build
+
+test: model
+	@scripts/suites.sh --coverage $(SUITES)
+
+parity: model
+	@PDNODE_PARITY=full $(BIN)/python -m pytest -q --timeout 3600 tests/e2e -k parity
+
+check: setup
+	@scripts/check.sh $(CHECK_SUITES)
+
+format: setup
+	@$(BIN)/ruff check --fix --quiet $(PATHS); $(BIN)/ruff format $(PATHS)
+
+tidy: setup
+	@scripts/suites.sh tidy
+
+docs: setup
+	@$(BIN)/python scripts/config_docs.py
+
+# Keeps the fetched model: it is the same after every build.
+clean:
+	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} +; fi
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .venv/.stamp-core
+	@find pdnode tui tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
