@@ -1,0 +1,482 @@
+"""The peer link: one pure state machine for one WebSocket, from the first frame to the fence.
+
+No clock and no I/O: time comes in as `now` (monotonic seconds), facts come in as method calls, and
+each call returns the effects to carry out, in order. Both sides run the same class; the decode node
+is the one that dialed. A reconnect is a new machine with nothing carried over.
+
+    decode node (dials)                    prefill node (accepts)
+    NEW      → Auth                        NEW
+    AUTH     ← AuthReply                   AUTH     ← Auth       → AuthReply
+    ADMIT    local        → AuthProof      PROOF    ← AuthProof
+                          → Hello          HELLO    ← Hello
+    HELLO    ← Hello                       ADMIT    local        → Hello
+    OFFER    ← SessionOffer                OPENING  fabric       → SessionOffer
+    OPENING  fabric       → SessionAnswer  ANSWER   ← SessionAnswer
+    CONNECT  ← SessionReady, all connected CONNECT  all connected → SessionReady
+    PROBE    ← Probed, own probes → Probed PROBE    ← Probed, own probes → Probed
+    UP                                     UP
+                any loss: FENCING (if a session was opened) → CLOSED
+
+Three rules hold in every state. Whatever ends the link (a frame out of place, silence, a deadline,
+the transport, a local decision) fences first and tells afterwards. A frame that has no place in the
+table above closes the link with a cause that names it; after that frames are ignored. Every step
+up to UP has its own deadline.
+"""
+
+from typing import NoReturn
+
+from pdnode.core import wire
+from pdnode.core.auth import Step
+from pdnode.core.heartbeat import Counters, Liveness
+from pdnode.core.link_effects import (
+    Admit,
+    CloseTransport,
+    Connect,
+    Deliver,
+    Effect,
+    Fence,
+    Finished,
+    OpenSession,
+    Pair,
+    PairFenced,
+    PairLost,
+    Probe,
+    SendFrame,
+    SessionLost,
+    SessionUp,
+    SetRemote,
+    Warn,
+)
+from pdnode.core.link_state import HANDSHAKE, OVER, SESSION_STEPS, LinkSettings, State
+from pdnode.core.nics import answer_objection, nic_pairs, nics_objection, regions_objection
+from pdnode.core.peer import Broken, Peer
+from pdnode.types import Role
+
+
+class Link:
+    """One link. `nonce` (32 random bytes) and `session_token` (16) must never be used twice."""
+
+    def __init__(
+        self, hello: wire.Hello, settings: LinkSettings, *, nonce: bytes, session_token: bytes
+    ) -> None:
+        assert hello.role in (Role.DECODE, Role.PREFILL), hello.role
+        assert len(nonce) == wire.NONCE_BYTES
+        assert len(session_token) == wire.SESSION_TOKEN_BYTES
+        self.state = State.NEW
+        self.live_pairs: set[Pair] = set()
+        self.draining = False  # the peer said Drain
+        self.fence_late = False  # FENCING has lasted longer than a step may
+        self._hello = hello
+        self._settings = settings
+        self._decode = hello.role == Role.DECODE
+        self._session_token = session_token
+        self._peer = Peer(hello, settings.token, nonce=nonce)
+        self._liveness: Liveness | None = None
+        self._deadline = 0.0
+        self._fabric_open = False
+        self._drain_wanted = False
+        self._nics: tuple[wire.NicAddress, ...] = ()
+        self._scratch: list[wire.RegionDescriptor] = []
+        self._offer: wire.SessionOffer | None = None
+        self._pairs: tuple[Pair, ...] = ()
+        self._connected: set[Pair] = set()
+        self._probed: set[Pair] = set()
+        self._remote_known = False
+        self._sent_probed = False
+        self._peer_probed = False
+        self._out: list[Effect] = []
+
+    # what the owner may read
+
+    @property
+    def peer_node(self) -> str | None:
+        """The peer's node id, once it has proved that it holds the token."""
+        party = self._peer.party
+        return party.node if party is not None and self._peer.authenticated else None
+
+    @property
+    def peer_role(self) -> str | None:
+        party = self._peer.party
+        return party.role if party is not None and self._peer.authenticated else None
+
+    @property
+    def rtt_s(self) -> float:
+        return self._liveness.rtt_s if self._liveness else 0.0
+
+    @property
+    def heard_at(self) -> float | None:
+        """When the last frame came, once heartbeats run."""
+        return self._liveness.heard_at if self._liveness else None
+
+    @property
+    def stalled(self) -> bool:
+        """Busy without progress: see core/heartbeat.py."""
+        return self._liveness.stalled if self._liveness else False
+
+    @property
+    def last_heartbeat(self) -> wire.Heartbeat | None:
+        return self._liveness.last if self._liveness else None
+
+    @property
+    def next_at(self) -> float | None:
+        """When `tick` has something to do, or None."""
+        times = []
+        if self.state in HANDSHAKE or (self.state is State.FENCING and not self.fence_late):
+            times.append(self._deadline)
+        if self._liveness is not None and self.state in SESSION_STEPS:
+            times.append(self._liveness.next_at)
+        return min(times, default=None)
+
+    # inputs: transport
+
+    def opened(self, now: float) -> list[Effect]:
+        """The WebSocket is there. Once, before anything else."""
+        assert self.state is State.NEW
+        self._enter(State.AUTH, now)
+        if self._decode:
+            self._send(wire.Auth(*self._peer.me))
+        return self._flush()
+
+    def receive(self, data: bytes, now: float) -> list[Effect]:
+        """One binary message of the WebSocket. Never raises, whatever the bytes are."""
+        assert self.state is not State.NEW
+        if self.state in OVER:
+            return []
+        if self._liveness is not None:
+            self._liveness.heard(now)
+        try:
+            self._take(wire.decode(data), now)
+        except wire.WireError as error:
+            self._lose(str(error), now, say=True)
+        except Broken as error:
+            self._lose(f"protocol: {error}", now, say=True)
+        return self._flush()
+
+    def transport_closed(self, cause: str, now: float) -> list[Effect]:
+        if self.state not in OVER:
+            self._lose(wire.clip(cause), now)
+        return self._flush()
+
+    def tick(self, now: float, counters: Counters) -> list[Effect]:
+        """Call at `next_at` or later: deadlines, silence, and the heartbeat that is due."""
+        if self.state is State.FENCING and not self.fence_late and now >= self._deadline:
+            self.fence_late = True
+            self._out.append(Warn("the fence is not confirmed; its pages stay quarantined"))
+        elif self.state in HANDSHAKE and now >= self._deadline:
+            step = self.state.value
+            self._lose(f"no {step} within {self._settings.step_timeout_s:g} s", now, say=True)
+        elif self._liveness is not None and self.state in SESSION_STEPS:
+            if self._liveness.silent(now):
+                self._lose(f"silent for {self._settings.link_lost_s:g} s", now, say=True)
+            elif self._liveness.due(now):
+                self._send(self._liveness.beat(now, self._hello.boot, counters))
+        return self._flush()
+
+    # inputs: local decisions
+
+    def admit(self, now: float) -> list[Effect]:
+        """Answer to Admit: go on."""
+        assert self.state is State.ADMIT
+        if self._decode:
+            self._send(wire.AuthProof(self._peer.sign(Step.PROOF)))
+        self._send(self._hello)
+        if self._decode:
+            self._enter(State.HELLO, now)
+        else:
+            self._begin_heartbeats(now)
+            self._open_session(self._session_token, now)
+        return self._flush()
+
+    def refuse(self, reasons: list[str], now: float) -> list[Effect]:
+        """Answer to Admit: this node has reasons of its own."""
+        assert self.state is State.ADMIT
+        self._refuse(reasons, now)
+        return self._flush()
+
+    def close(self, text: str, now: float) -> list[Effect]:
+        """End the link on purpose (or for a cause found elsewhere). Idempotent, in any state."""
+        if self.state not in OVER:
+            self._lose(text, now, say=True)
+        return self._flush()
+
+    def drain(self, wanted: bool) -> list[Effect]:
+        """Tell the peer, now or as soon as the session is up, whether it may dispatch to us."""
+        changed = wanted is not self._drain_wanted
+        self._drain_wanted = wanted
+        if changed and self.state is State.UP:
+            self._send(wire.Drain() if wanted else wire.Undrain())
+        return self._flush()
+
+    # inputs: facts of the fabric
+
+    def session_opened(
+        self,
+        nics: list[wire.NicAddress],
+        regions: list[wire.RegionDescriptor],
+        now: float,
+    ) -> list[Effect]:
+        """Our NICs' addresses, and what this peer may write to (rank -1: scratch)."""
+        if self.state is State.OPENING:
+            self._nics = tuple(nics)
+            boot = self._hello.boot
+            if self._decode:
+                assert self._offer is not None
+                endpoints = {nic.nic: nic.endpoint for nic in self._offer.nics}
+                self._pairs = nic_pairs([nic.nic for nic in nics], sorted(endpoints))
+                answer = wire.SessionAnswer(boot, nics, list(self._pairs), regions)
+                self._out += [Connect(pair, endpoints[pair[1]]) for pair in self._pairs]
+                self._send(answer)
+                self._enter(State.CONNECT, now)
+            else:
+                self._scratch = regions
+                self._send(wire.SessionOffer(boot, self._session_token, nics))
+                self._enter(State.ANSWER, now)
+        return self._flush()
+
+    def pair_connected(self, pair: Pair, now: float) -> list[Effect]:
+        # On the prefill node a connection may come before the answer that announces it.
+        if self.state in (State.ANSWER, State.CONNECT):
+            self._connected.add(pair)
+            self._try_probe(now)
+        return self._flush()
+
+    def pair_probed(self, pair: Pair, now: float) -> list[Effect]:
+        if self.state is State.PROBE:
+            self._probed.add(pair)
+            if self._probed >= set(self._pairs) and not self._sent_probed:
+                self._sent_probed = True
+                self._send(wire.Probed(self._hello.boot))
+                self._try_up(now)
+        return self._flush()
+
+    def pair_lost(self, pair: Pair, cause: str, now: float) -> list[Effect]:
+        """A connection died. Before UP that ends the link; later only the last one does."""
+        if self.state is not State.UP:
+            if self.state not in OVER:
+                self._lose(f"NIC pair {pair}: {cause}", now, say=True)
+        elif pair in self.live_pairs:
+            self.live_pairs.discard(pair)
+            self._out.append(PairLost(pair, cause))
+            if not self.live_pairs:
+                self._lose(f"all NIC pairs are lost, the last one {pair}: {cause}", now, say=True)
+        return self._flush()
+
+    def pair_fenced(self, pair: Pair, now: float) -> list[Effect]:
+        if self.state is State.UP:
+            self.live_pairs.discard(pair)
+            self._out.append(PairFenced(pair))
+            if not self.live_pairs:
+                self._lose("all NIC pairs are fenced", now, say=True)
+        return self._flush()
+
+    def fabric_failed(self, cause: str, now: float, *, opened: bool = True) -> list[Effect]:
+        """A fabric call that an effect asked for was refused; not `opened`: OpenSession's was."""
+        self._fabric_open = self._fabric_open and opened
+        if self.state not in OVER:
+            self._lose(f"fabric: {cause}", now, say=True)
+        return self._flush()
+
+    def session_fenced(self, now: float) -> list[Effect]:
+        """The whole session is closed: the end of FENCING, or someone fenced without asking us."""
+        if self.state not in OVER and self._fabric_open:
+            self._lose("the session was fenced on this node", now, say=True)
+        if self.state is State.FENCING:
+            self._finish()
+        return self._flush()
+
+    # frames
+
+    def _take(self, frame: wire.Frame, now: float) -> None:
+        """The table of states and frames. What it does not name is out of place."""
+        match self._decode, self.state, frame:
+            case _, _, wire.Bye():
+                self._lose(f"closed by the peer: {wire.clip(frame.text)}", now)
+            case _, state, wire.Refuse() if state is not State.UP:
+                reasons = "; ".join(wire.clip(reason) for reason in frame.reasons)
+                self._lose(f"refused by the peer: {reasons}", now, refused=True)
+            case False, State.AUTH, wire.Auth():
+                self._peer.take_auth(frame)
+                self._send(wire.AuthReply(*self._peer.me, mac=self._peer.sign(Step.REPLY)))
+                self._enter(State.PROOF, now)
+            case True, State.AUTH, wire.AuthReply():
+                self._peer.take_auth(frame)
+                self._authenticate(Step.REPLY, frame.mac, now)
+            case False, State.PROOF, wire.AuthProof():
+                self._authenticate(Step.PROOF, frame.mac, now)
+            case _, State.HELLO, wire.Hello():
+                self._take_hello(frame, now)
+            case _, state, wire.Heartbeat() if state in SESSION_STEPS:
+                self._take_heartbeat(frame, now)
+            case True, State.OFFER, wire.SessionOffer():
+                self._peer.check_boot(frame.boot)
+                self._require(nics_objection(frame.nics))
+                self._offer = frame
+                self._open_session(frame.token, now)
+            case False, State.ANSWER, wire.SessionAnswer():
+                self._take_answer(frame, now)
+            case True, State.CONNECT, wire.SessionReady() if not self._remote_known:
+                self._peer.check_boot(frame.boot)
+                used = {remote for _, remote in self._pairs}
+                self._require(regions_objection(frame.regions, used, None))
+                self._set_remote(frame.regions)
+                self._try_probe(now)
+            case _, State.PROBE, wire.Probed() if not self._peer_probed:
+                self._peer.check_boot(frame.boot)
+                self._peer_probed = True
+                self._try_up(now)
+            case _, State.UP, _:
+                self._take_message(frame)
+            case _:
+                self._out_of_place(frame)
+
+    def _take_message(self, frame: wire.Frame) -> None:
+        """A frame for the messenger, if it comes from the side that sends such frames."""
+        match self._decode, frame:
+            case True, wire.Accepted() | wire.Progress() | wire.Failed() | wire.Drained():
+                self._peer.check_key(frame.key)
+            case False, wire.Dispatch() | wire.Cancel() | wire.Regrant():
+                self._peer.check_key(frame.key)
+            case (True, wire.NicDown()) | (False, wire.NicFenced()) | (_, wire.NicUp()):
+                pass
+            case _, wire.Drain():
+                self.draining = True
+            case _, wire.Undrain():
+                self.draining = False
+            case _:
+                self._out_of_place(frame)
+        self._out.append(Deliver(frame))
+
+    def _authenticate(self, step: Step, mac: bytes, now: float) -> None:
+        wrong = self._peer.authenticate(step, mac)
+        if wrong is not None:
+            self._refuse([wrong], now)
+        elif self._decode:
+            self._ask(now)
+        else:
+            self._enter(State.HELLO, now)
+
+    def _take_hello(self, frame: wire.Hello, now: float) -> None:
+        reasons = self._peer.take_hello(frame)
+        if reasons:
+            if not self._decode:
+                self._send(self._hello)  # so that the decode node can tell both values itself
+            self._refuse(reasons, now)
+            return
+        if self._decode:
+            self._begin_heartbeats(now)
+            self._enter(State.OFFER, now)
+        else:
+            self._ask(now)
+
+    def _take_heartbeat(self, frame: wire.Heartbeat, now: float) -> None:
+        assert self._liveness is not None
+        self._peer.check_boot(frame.boot)
+        self._require(self._liveness.objection(frame))
+        report = self._liveness.take(frame, now)
+        if report is not None:
+            self._out.append(Warn(report))
+
+    def _take_answer(self, frame: wire.SessionAnswer, now: float) -> None:
+        self._peer.check_boot(frame.boot)
+        _, agreement = self._peer.agreed()
+        self._require(answer_objection(frame, self._nics, agreement.geometry))
+        self._pairs = tuple((ours, theirs) for theirs, ours in frame.pairs)
+        if not self._connected <= set(self._pairs):
+            raise Broken("a NIC pair is connected that the answer does not name")
+        self._set_remote(frame.regions)
+        if self._settings.both_connect:
+            endpoints = {nic.nic: nic.endpoint for nic in frame.nics}
+            self._out += [Connect(pair, endpoints[pair[1]]) for pair in self._pairs]
+        self._enter(State.CONNECT, now)
+        self._try_probe(now)
+
+    # steps
+
+    def _ask(self, now: float) -> None:
+        assert self.peer_node is not None
+        self._enter(State.ADMIT, now)
+        self._out.append(Admit(self.peer_node))
+
+    def _begin_heartbeats(self, now: float) -> None:
+        settings = self._settings
+        self._liveness = Liveness(
+            now,
+            heartbeat_s=settings.heartbeat_s,
+            link_lost_s=settings.link_lost_s,
+            stall_s=settings.stall_s,
+        )
+
+    def _open_session(self, token: bytes, now: float) -> None:
+        self._fabric_open = True
+        self._out.append(OpenSession(token))
+        self._enter(State.OPENING, now)
+
+    def _set_remote(self, regions: list[wire.RegionDescriptor]) -> None:
+        self._remote_known = True
+        self._out.append(SetRemote(tuple(regions)))
+
+    def _try_probe(self, now: float) -> None:
+        if (
+            self.state is State.CONNECT
+            and self._remote_known
+            and self._connected >= set(self._pairs)
+        ):
+            if not self._decode:
+                self._send(wire.SessionReady(self._hello.boot, self._scratch))
+            self._out.append(Probe())
+            self._enter(State.PROBE, now)
+
+    def _try_up(self, now: float) -> None:
+        if self._sent_probed and self._peer_probed:
+            self._enter(State.UP, now)
+            self.live_pairs = set(self._pairs)
+            hello, agreement = self._peer.agreed()
+            self._out.append(SessionUp(self._pairs, hello, agreement))
+            if self._drain_wanted:
+                self._send(wire.Drain())
+
+    def _enter(self, state: State, now: float) -> None:
+        self.state = state
+        self._deadline = now + self._settings.step_timeout_s
+
+    def _refuse(self, reasons: list[str], now: float) -> None:
+        reasons = [wire.clip(reason) for reason in reasons[: wire.MAX_REASONS]]
+        self._send(wire.Refuse(reasons))
+        self._lose("; ".join(reasons), now, refused=True)
+
+    def _lose(self, cause: str, now: float, *, say: bool = False, refused: bool = False) -> None:
+        """The one way out. The fence comes first, before anyone hears of the loss."""
+        assert self.state not in OVER
+        cause = wire.clip(cause)
+        if self._fabric_open:
+            self._out.append(Fence())
+        self.live_pairs = set()
+        self._out.append(SessionLost(cause, refused))
+        if say:
+            self._send(wire.Bye(cause))
+        self._out.append(CloseTransport(cause))
+        self._enter(State.FENCING, now)
+        if not self._fabric_open:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.state = State.CLOSED
+        self._out.append(Finished())
+
+    # helpers
+
+    def _require(self, wrong: str | None) -> None:
+        if wrong is not None:
+            raise Broken(wrong)
+
+    def _out_of_place(self, frame: wire.Frame) -> NoReturn:
+        side = "prefill" if self._decode else "decode"
+        name = wire.tag(frame)
+        raise Broken(f"{name} from a {side} node is not taken in the step {self.state.value}")
+
+    def _send(self, frame: wire.Frame) -> None:
+        self._out.append(SendFrame(frame))
+
+    def _flush(self) -> list[Effect]:
+        out, self._out = self._out, []
+        return out

@@ -1,0 +1,94 @@
+"""The third step of a peer link: which NICs are joined, and whether the peer's descriptors hold."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pdnode.core.geometry import KvGeometry
+from pdnode.core.wire import MAX_NICS, NicAddress, RegionDescriptor, RegionPiece, SessionAnswer
+
+SCRATCH_RANK = -1
+PROBE_BYTES = 8
+
+Pair = tuple[int, int]
+
+
+def nic_pairs(decode: Sequence[int], prefill: Sequence[int]) -> tuple[Pair, ...]:
+    """(decode NIC, prefill NIC) of every connection: as many as the side with more NICs has.
+
+    In turn on both sides, so that every NIC of both has at least one and no two pairs are equal.
+    """
+    assert 0 < len(decode) <= MAX_NICS
+    assert 0 < len(prefill) <= MAX_NICS
+    return tuple(
+        (decode[turn % len(decode)], prefill[turn % len(prefill)])
+        for turn in range(max(len(decode), len(prefill)))
+    )
+
+
+def nics_objection(nics: Sequence[NicAddress]) -> str | None:
+    numbers = [nic.nic for nic in nics]
+    if len(set(numbers)) != len(numbers):
+        return f"a NIC is named twice: {numbers}"
+    return None
+
+
+def answer_objection(
+    answer: SessionAnswer, offered: Sequence[NicAddress], geometry: KvGeometry
+) -> str | None:
+    """What is wrong with a decode node's answer to our offer, or None."""
+    if (twice := nics_objection(answer.nics)) is not None:
+        return twice
+    theirs = {nic.nic for nic in answer.nics}
+    ours = {nic.nic for nic in offered}
+    if len(set(answer.pairs)) != len(answer.pairs):
+        return "a NIC pair is named twice"
+    for pair in answer.pairs:
+        if pair[0] not in theirs or pair[1] not in ours:
+            return f"NIC pair {pair} names a NIC that was not offered"
+    used = {pair[0] for pair in answer.pairs}
+    return regions_objection(answer.regions, used, geometry)
+
+
+def regions_objection(
+    regions: Sequence[RegionDescriptor], used: set[int], geometry: KvGeometry | None
+) -> str | None:
+    """What is wrong with the peer's descriptors, or None.
+
+    `used`: its NICs that are connected; each needs the scratch region. `geometry`: the peer's when
+    its KV memory is written to (then every rank must be reachable over a used NIC), else None.
+    """
+    ranks = [region.rank for region in regions]
+    wanted = {SCRATCH_RANK, *range(geometry.tp if geometry else 0)}
+    if set(ranks) != wanted or len(ranks) != len(wanted):
+        return f"regions of ranks {sorted(ranks)}, expected {sorted(wanted)}"
+    for region in regions:
+        by_nic: dict[int, list[RegionPiece]] = defaultdict(list)
+        for piece in region.pieces:
+            by_nic[piece.nic].append(piece)
+        if region.rank == SCRATCH_RANK:
+            if not used <= by_nic.keys():
+                return f"no scratch region on NIC {min(used - by_nic.keys())}"
+            need = PROBE_BYTES
+        else:
+            assert geometry is not None
+            need = geometry.region_bytes
+            if need and not used & by_nic.keys():
+                return f"rank {region.rank} is registered on none of the connected NICs"
+        for nic, pieces in by_nic.items():
+            covered = _covered(pieces)
+            if covered is None or covered < need:
+                return (
+                    f"region of rank {region.rank} on NIC {nic} covers {covered or 0} bytes "
+                    f"without a gap, {need} are needed"
+                )
+    return None
+
+
+def _covered(pieces: list[RegionPiece]) -> int | None:
+    """Bytes from offset 0 that the pieces cover, or None if they leave a gap or overlap."""
+    end = 0
+    for piece in sorted(pieces, key=lambda piece: piece.offset):
+        if piece.offset != end:
+            return None
+        end += piece.length
+    return end
