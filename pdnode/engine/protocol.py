@@ -1,0 +1,118 @@
+"""Frames between the daemon and a worker, over a SOCK_STREAM unix socket.
+
+A frame is a little-endian u32 length and a MessagePack struct. Descriptors travel only at start:
+the daemon's `Init` carries the wake eventfds of the transfer core's threads, the worker's `Ready`
+carries its region memfd and its counter page. One step is in flight at a time. Imports no torch.
+"""
+
+import msgspec
+
+MAX_FRAME_BYTES = 64 << 20
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all frames."""
+
+
+class Init(Frame, frozen=True, tag="init"):
+    """First frame. `pages` 0: choose by `pool_bytes`; `pool_bytes` 0: a share of what is free."""
+
+    model_path: str
+    kv_dtype: str
+    page_tokens: int
+    pages: int
+    pool_bytes: int
+    threads: int
+    max_batch_tokens: int
+    dtype: str = ""  # of the weights; empty: as kv_dtype
+
+
+class Ready(Frame, frozen=True, tag="ready"):
+    """Weights loaded, memory allocated, one warm-up pass run. Two descriptors: region, counter."""
+
+    kind: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    page_tokens: int
+    dtype: str
+    pages: int
+    vocabulary: int
+    context_tokens: int
+    load_s: float
+
+
+class Loading(Frame, frozen=True, tag="loading"):
+    """Progress of start-up, 0..1; any number of these come before Ready."""
+
+    ratio: float
+    what: str
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How to draw the next token. `temperature` 0 is greedy. `banned` is masked before drawing."""
+
+    temperature: float
+    top_k: int  # 0: off
+    top_p: float  # 1.0: off
+    seed: int  # of the request; with `draw` it fixes the draw
+    draw: int  # number of this draw in its request
+    banned: list[int]
+    logprobs: int = 0
+
+
+class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one sequence in a pass, at positions start, start + 1, …"""
+
+    sequence: int
+    start: int
+    tokens: list[int]
+    new_pages: list[int]  # appended to this sequence's page table before the pass
+    sampling: Sampling | None  # None: this pass draws nothing for the sequence
+
+
+class Step(Frame, frozen=True, tag="step"):
+    """One forward pass. The layer counter rises by `layers` while it runs, one per layer.
+
+    `base` is the counter's value before this pass; the worker asserts that it is.
+    `forget`: sequences whose page tables are dropped first.
+    """
+
+    pass_id: int
+    base: int
+    sequences: list[SequenceStep]
+    forget: list[int]
+
+
+class Drawn(msgspec.Struct, frozen=True, array_like=True):
+    sequence: int
+    token: int
+    logprob: float
+
+
+class StepDone(Frame, frozen=True, tag="step_done"):
+    """`drawn` has one entry per sequence with sampling, in the order of the step."""
+
+    pass_id: int
+    drawn: list[Drawn]
+    compute_s: float
+
+
+class WorkerError(Frame, frozen=True, tag="worker_error"):
+    """The worker cannot go on; it exits after this."""
+
+    text: str
+
+
+class Shutdown(Frame, frozen=True, tag="shutdown"):
+    pass
+
+
+ToWorker = Init | Step | Shutdown
+ToDaemon = Loading | Ready | StepDone | WorkerError
+
+# Layout of the counter page (one 4 KiB memfd per worker), shared by worker and progress threads.
+COUNTER_PAGE_BYTES = 4096
+COUNTER_OFFSET = 0  # u64, the layer counter
+SLEEPING_OFFSET = 64  # u32 per device group, 64 bytes apart: nonzero while that thread sleeps
+MAX_GROUPS = 16

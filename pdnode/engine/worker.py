@@ -1,0 +1,249 @@
+"""The worker process of one rank: `python -m pdnode.engine.worker --fd N --parent PID`.
+
+Holds weights and KV memory, and runs one step at a time for the daemon at the other end of the
+socket N. It ends with the socket, and with its parent.
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from pdnode.core.geometry import DTYPE_BYTES, KvGeometry
+from pdnode.engine.attention import TorchAttention
+from pdnode.engine.protocol import (
+    COUNTER_PAGE_BYTES,
+    MAX_FRAME_BYTES,
+    Frame,
+    Init,
+    Loading,
+    Ready,
+    Sampling,
+    SequenceStep,
+    Shutdown,
+    Step,
+    ToWorker,
+    WorkerError,
+)
+from pdnode.engine.runner import Runner
+from pdnode.errors import ConfigError, PdnodeError, Problem
+from pdnode.fabric._native import LayerCounter
+from pdnode.memory.handover import FrameError, close_fds, receive_frame, send_frame
+from pdnode.memory.layout import TORCH_DTYPES, region_views
+from pdnode.memory.region import MemfdRegion, available_bytes
+from pdnode.models.config import ModelConfig, load_config
+from pdnode.models.llama import Llama
+from pdnode.models.loader import load_weights
+
+# Of the free memory, where the daemon names no size: leaves room for a second node on the host,
+# for activations and for everything that is not ours.
+AUTO_POOL_RATIO = 0.25
+_WARM_UP_TOKENS = 32
+_PR_SET_PDEATHSIG = 1
+
+
+class Channel:
+    """Typed frames over the daemon's socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = msgspec.msgpack.Decoder(ToWorker)
+
+    def send(self, frame: Frame, fds: tuple[int, ...] = ()) -> None:
+        payload = msgspec.msgpack.encode(frame)
+        send_frame(self._sock, payload, fds, max_bytes=MAX_FRAME_BYTES)
+
+    def receive(self) -> tuple[Init | Step | Shutdown, list[int]] | None:
+        received = receive_frame(self._sock, max_bytes=MAX_FRAME_BYTES)
+        if received is None:
+            return None
+        return self._decoder.decode(received.payload), received.fds
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What `set_up` made. The region and the counter page live as long as the process."""
+
+    runner: Runner
+    region: MemfdRegion
+    counter_page: MemfdRegion
+    ready: Ready
+
+
+def geometry_of(config: ModelConfig, *, dtype: str, page_tokens: int, pages: int) -> KvGeometry:
+    """KV geometry of a model on a single rank."""
+    return KvGeometry(
+        kind="gqa",
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        page_tokens=page_tokens,
+        dtype=dtype,
+        tp=1,
+        pages=pages,
+    )
+
+
+def choose_pages(init: Init, one_page: KvGeometry) -> int:
+    """Pages of the pool: as many as `init` says, or fit into the bytes it says or leaves to us."""
+    if init.pages:
+        return init.pages
+    pool_bytes = init.pool_bytes or int(available_bytes() * AUTO_POOL_RATIO)
+    pages = pool_bytes // one_page.region_bytes
+    if pages == 0:
+        text = f"{pool_bytes} bytes hold no page; one takes {one_page.region_bytes}"
+        raise ConfigError([Problem("[kv] pool_bytes", text)])
+    return pages
+
+
+def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
+    """Load the model, run a warm-up pass, allocate region and counter page."""
+    began = time.perf_counter()
+    torch.set_num_threads(max(1, init.threads))
+    torch.set_num_interop_threads(1)
+    path = Path(init.model_path)
+    config = load_config(path)
+    dtype_name = init.dtype or init.kv_dtype
+    for key, name in (("[engine] dtype", dtype_name), ("[kv] dtype", init.kv_dtype)):
+        if name not in DTYPE_BYTES:
+            raise ConfigError([Problem(key, f"{name!r}; allowed: {', '.join(DTYPE_BYTES)}")])
+    dtype = TORCH_DTYPES[dtype_name]
+
+    def progress(ratio: float) -> None:
+        channel.send(Loading(0.9 * ratio, "weights"))
+
+    channel.send(Loading(0.0, "weights"))
+    model = Llama(config, load_weights(path, config, dtype, _thinned(progress)))
+    channel.send(Loading(0.9, "warm-up"))
+    one_page = geometry_of(config, dtype=init.kv_dtype, page_tokens=init.page_tokens, pages=1)
+    warm_up(model, one_page, dtype, tokens=min(_WARM_UP_TOKENS, init.max_batch_tokens))
+    channel.send(Loading(0.95, "memory"))
+    geometry = geometry_of(
+        config,
+        dtype=init.kv_dtype,
+        page_tokens=init.page_tokens,
+        pages=choose_pages(init, one_page),
+    )
+    region = MemfdRegion.create("pdnode-kv", geometry.region_bytes)
+    counter_page = MemfdRegion.create("pdnode-counter", COUNTER_PAGE_BYTES)
+    counter = LayerCounter(counter_page.fd, wake_fds)
+    attention = TorchAttention(region_views(region.map(), geometry), geometry, dtype)
+    ready = Ready(
+        kind=geometry.kind,
+        layers=geometry.layers,
+        kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        page_tokens=geometry.page_tokens,
+        dtype=geometry.dtype,
+        pages=geometry.pages,
+        vocabulary=config.vocabulary,
+        context_tokens=config.context_tokens,
+        load_s=time.perf_counter() - began,
+    )
+    runner = Runner(model, attention, geometry, counter.raise_layer)
+    return Engine(runner, region, counter_page, ready)
+
+
+def warm_up(model: Llama, one_page: KvGeometry, dtype: torch.dtype, tokens: int) -> None:
+    """A prefill and a decode step in memory of their own: the first request finds all paged in."""
+    tokens = min(tokens, model.config.context_tokens - 1)
+    pages = one_page.pages_for(tokens + 1)
+    geometry = geometry_of(
+        model.config, dtype=one_page.dtype, page_tokens=one_page.page_tokens, pages=pages
+    )
+    scratch = torch.zeros(geometry.region_bytes, dtype=torch.uint8)
+    attention = TorchAttention(region_views(scratch, geometry), geometry, dtype)
+    runner = Runner(model, attention, geometry, lambda: None)
+    draw = Sampling(temperature=1.0, top_k=1, top_p=1.0, seed=0, draw=0, banned=[])
+    prompt = SequenceStep(0, 0, [0] * tokens, list(range(pages)), draw)
+    runner.run(Step(0, 0, [prompt], []))
+    runner.run(Step(1, geometry.layers, [SequenceStep(0, tokens, [0], [], draw)], []))
+
+
+def _thinned(progress: Callable[[float], None]) -> Callable[[float], None]:
+    """`progress`, called once per percent at most."""
+    last = -1
+
+    def thinned(ratio: float) -> None:
+        nonlocal last
+        if int(ratio * 100) > last:
+            last = int(ratio * 100)
+            progress(ratio)
+
+    return thinned
+
+
+def serve(channel: Channel) -> None:
+    """Init, then steps until Shutdown or the end of the stream."""
+    first = channel.receive()
+    if first is None:
+        return
+    init, wake_fds = first
+    assert isinstance(init, Init), f"expected init, got {type(init).__name__}"
+    with torch.inference_mode():
+        engine = set_up(channel, init, wake_fds)
+        # Weights live as long as the process: keep the collector's scans off them.
+        gc.freeze()
+        channel.send(engine.ready, (engine.region.fd, engine.counter_page.fd))
+        while (received := channel.receive()) is not None:
+            frame, fds = received
+            close_fds(fds)
+            if isinstance(frame, Shutdown):
+                return
+            assert isinstance(frame, Step), f"unexpected {type(frame).__name__}"
+            channel.send(engine.runner.run(frame))
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask for SIGKILL when the parent's thread ends; leave now if the parent is gone already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        raise SystemExit("the daemon is gone")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="pdnode.engine.worker")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    # A terminal or an init system signals the whole group; the daemon drains first and then closes
+    # the socket, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=arguments.fd))
+    try:
+        serve(channel)
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+    except PdnodeError as error:
+        return _report(channel, str(error))
+    except Exception as error:  # noqa: BLE001 - the last words of this process
+        traceback.print_exc()
+        return _report(channel, f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _report(channel: Channel, text: str) -> int:
+    try:
+        channel.send(WorkerError(text))
+    except (OSError, FrameError):
+        sys.stderr.write(f"pdnode worker: {text}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Models: configuration, weights, forward pass, tokenizer, fingerprint; fetching the demo one."""

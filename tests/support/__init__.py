@@ -1,0 +1,1 @@
+"""What several suites share: models on disk, and their fixtures."""

@@ -1,0 +1,106 @@
+"""A model in this process, without a worker: what parity and attention tests drive."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from pdnode.core.geometry import KvGeometry
+from pdnode.engine.attention import TorchAttention
+from pdnode.engine.protocol import Drawn, Sampling, SequenceStep, Step
+from pdnode.engine.runner import Runner
+from pdnode.memory.layout import TORCH_DTYPES, region_views
+from pdnode.models.config import load_config
+from pdnode.models.llama import Llama
+from pdnode.models.loader import load_weights
+
+GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, draw=0, banned=[])
+
+
+def load_model(path: Path, dtype: str = "float32") -> Llama:
+    config = load_config(path)
+    return Llama(config, load_weights(path, config, TORCH_DTYPES[dtype]))
+
+
+@dataclass(slots=True)
+class LocalEngine:
+    """Runs steps of `model` over `pages` pages that are handed out in random order."""
+
+    model: Llama
+    pages: int = 512
+    page_tokens: int = 16
+    dtype: str = "float32"
+    seed: int = 0
+    raised: int = 0
+    geometry: KvGeometry = field(init=False)
+    memory: torch.Tensor = field(init=False)
+    runner: Runner = field(init=False)
+    free: list[int] = field(init=False)
+    _passes: int = 0
+    _sequences: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.model.config
+        self.geometry = KvGeometry(
+            kind="gqa",
+            layers=config.layers,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            page_tokens=self.page_tokens,
+            dtype=self.dtype,
+            tp=1,
+            pages=self.pages,
+        )
+        self.memory = torch.zeros(self.geometry.region_bytes, dtype=torch.uint8)
+        views = region_views(self.memory, self.geometry)
+        attention = TorchAttention(views, self.geometry, TORCH_DTYPES[self.dtype])
+        self.runner = Runner(self.model, attention, self.geometry, self._raise)
+        self.free = list(range(self.pages))
+        random.Random(self.seed).shuffle(self.free)
+
+    def take(self, tokens: int) -> list[int]:
+        return [self.free.pop() for _ in range(self.geometry.pages_for(tokens))]
+
+    def new_sequence(self) -> int:
+        self._sequences += 1
+        return self._sequences
+
+    def step(self, parts: Sequence[SequenceStep], forget: Sequence[int] = ()) -> list[Drawn]:
+        self._passes += 1
+        step = Step(self._passes, self.runner.launched, list(parts), list(forget))
+        with torch.inference_mode():
+            return self.runner.run(step).drawn
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], count: int, chunk: int | None = None
+    ) -> list[list[int]]:
+        """`count` greedy tokens for each prompt, all in one ragged batch.
+
+        Prompts are fed in chunks of at most `chunk` tokens; one that is done decodes beside the
+        chunks of the others.
+        """
+        size = chunk or max(map(len, prompts))
+        ids = [self.new_sequence() for _ in prompts]
+        tokens = [list(prompt) for prompt in prompts]
+        done = [0] * len(prompts)
+        pages = {n: self.take(len(p) + count) for n, p in zip(ids, prompts, strict=True)}
+        while any(len(t) < len(p) + count for t, p in zip(tokens, prompts, strict=True)):
+            parts = []
+            for place, (number, known) in enumerate(zip(ids, tokens, strict=True)):
+                if len(known) == len(prompts[place]) + count:
+                    continue
+                end = min(len(known), done[place] + size)
+                sampling = GREEDY if end == len(known) else None
+                fed = known[done[place] : end]
+                parts.append(
+                    SequenceStep(number, done[place], fed, pages.pop(number, []), sampling)
+                )
+                done[place] = end
+            for drawn in self.step(parts):
+                tokens[ids.index(drawn.sequence)].append(drawn.token)
+        return [known[len(prompt) :] for known, prompt in zip(tokens, prompts, strict=True)]
+
+    def _raise(self) -> None:
+        self.raised += 1

@@ -1,0 +1,260 @@
+"""Real nodes for end-to-end tests: `pdnode serve` processes on loopback, and a client for them."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from pdnode.obs.records import RequestRecord, TransferRecord
+
+Record = TypeVar("Record")
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@dataclass(slots=True)
+class NodeSpec:
+    """What a test says of one node; ports are kept over restarts."""
+
+    name: str
+    role: str
+    model: Path
+    folder: Path
+    peers: tuple["NodeSpec", ...] = ()
+    policy: str = "refuse"
+    engine: Mapping[str, object] = field(default_factory=dict)
+    kv: Mapping[str, object] = field(default_factory=dict)
+    peer: Mapping[str, object] = field(default_factory=dict)
+    node: Mapping[str, object] = field(default_factory=dict)
+    provider: str = "tcp"
+    ports: list[int] = field(default_factory=lambda: free_ports(3))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports[0]}"
+
+    @property
+    def admin(self) -> Path:
+        return self.folder / f"{self.name}.sock"
+
+    def toml(self) -> str:
+        node = {
+            "id": self.name,
+            "role": self.role,
+            "log_level": "debug",
+            "log_format": "text",
+            "admin_socket": str(self.admin),
+            **self.node,
+        }
+        if self.role == "decode":
+            node["when_no_prefill"] = self.policy
+        tables: list[tuple[str, Mapping[str, object]]] = [
+            ("[node]", node),
+            ("[model]", {"path": str(self.model), "name": "test-model"}),
+            ("[engine]", {"threads": 1, "dtype": "float32", **self.engine}),
+            ("[kv]", {"pool_bytes": "256MiB", "page_tokens": 16, **self.kv}),
+            ("[fabric]", {"provider": self.provider, "port": self.ports[2]}),
+            ("[api]", {"listen": f"127.0.0.1:{self.ports[0]}"}),
+            ("[peer]", {"listen": f"127.0.0.1:{self.ports[1]}", **self.peer}),
+        ]
+        tables += [
+            ("[[prefill]]", {"name": peer.name, "address": f"127.0.0.1:{peer.ports[1]}"})
+            for peer in self.peers
+        ]
+        lines = ["config_version = 1"]
+        for head, keys in tables:
+            lines.append(head)
+            lines += [
+                f"{key} = {msgspec.json.encode(value).decode()}" for key, value in keys.items()
+            ]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(slots=True)
+class RunningNode:
+    """A started process. Its output is in `log`."""
+
+    spec: NodeSpec
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal and wait; SIGKILL when it takes too long (and fail)."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"{self.spec.name} did not stop:\n{self.text()}") from None
+
+    def children(self) -> list[int]:
+        """Process ids of its workers."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+
+def start_node(spec: NodeSpec) -> RunningNode:
+    config = spec.folder / f"{spec.name}.toml"
+    config.write_text(spec.toml())
+    log = spec.folder / f"{spec.name}.log"
+    command = [sys.executable, "-m", "pdnode", "serve", "--config", str(config)]
+    if spec.provider == "tcp-rdm":
+        command.append("--allow-test-provider")
+    with log.open("ab") as sink:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+        )
+    return RunningNode(spec, process, log)
+
+
+@contextlib.contextmanager
+def nodes(*specs: NodeSpec) -> Iterator[list[RunningNode]]:
+    """Starts all at once; stops what still runs at the end."""
+    running = [start_node(spec) for spec in specs]
+    try:
+        yield running
+    finally:
+        for node in running:
+            if node.process.poll() is None:
+                node.process.send_signal(signal.SIGCONT)
+                node.process.terminate()
+        for node in running:
+            try:
+                node.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                node.process.kill()
+                node.process.wait()
+
+
+@dataclass(slots=True)
+class Client:
+    """An HTTP client of one node."""
+
+    session: aiohttp.ClientSession
+    spec: NodeSpec
+
+    async def wait_ready(self, node: RunningNode, *, status: int = 200) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        seen = ""
+        while time.monotonic() < deadline:
+            assert node.process.poll() is None, f"{node.spec.name} ended:\n{node.text()}"
+            with contextlib.suppress(aiohttp.ClientError):
+                async with self.session.get(f"{self.spec.url}/readyz") as answer:
+                    seen = await answer.text()
+                    if answer.status == status:
+                        return
+            await _pause()
+        raise AssertionError(f"{node.spec.name} not at {status}: {seen}\n{node.text()}")
+
+    async def complete(
+        self, prompt: list[int] | str, max_tokens: int, **fields: object
+    ) -> dict[str, object]:
+        """A greedy completion that ignores end-of-text; the decoded body, which must be a 200."""
+        status, body, _ = await self.post(prompt, max_tokens, **fields)
+        assert status == 200, body
+        return body
+
+    async def post(
+        self, prompt: list[int] | str, max_tokens: int, **fields: object
+    ) -> tuple[int, dict[str, object], Mapping[str, str]]:
+        request = {
+            "model": "test-model",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            **fields,
+        }
+        async with self.session.post(f"{self.spec.url}/v1/completions", json=request) as answer:
+            return answer.status, await answer.json(), answer.headers.copy()
+
+    async def metrics(self) -> dict[str, float]:
+        """Samples by their full name, labels included."""
+        async with self.session.get(f"{self.spec.url}/metrics") as answer:
+            text = await answer.text()
+        found = re.findall(r"^([a-zA-Z_:][^ ]*(?:\{.*\})?) ([0-9.e+-]+)$", text, re.MULTILINE)
+        return {name: float(value) for name, value in found}
+
+    async def pages(self) -> dict[str, int]:
+        """KV pages by state."""
+        pattern = re.compile(r'pdnode_kv_pages\{state="(\w+)"\}')
+        return {
+            match[1]: int(value)
+            for name, value in (await self.metrics()).items()
+            if (match := pattern.fullmatch(name))
+        }
+
+    async def wait_no_pages(self, within_s: float = 20.0) -> None:
+        """Every page is free again."""
+        deadline = time.monotonic() + within_s
+        pages: dict[str, int] = {}
+        while time.monotonic() < deadline:
+            pages = await self.pages()
+            if pages and all(count == 0 for state, count in pages.items() if state != "free"):
+                return
+            await _pause()
+        raise AssertionError(f"{self.spec.name} holds pages: {pages}")
+
+
+@contextlib.asynccontextmanager
+async def clients(*specs: NodeSpec):  # noqa: ANN201
+    """One client per node."""
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield [Client(session, spec) for spec in specs]
+
+
+async def records(spec: NodeSpec, what: str, kind: type[Record]) -> list[Record]:
+    """`requests` or `transfers` of a node's admin socket."""
+    connector = aiohttp.UnixConnector(str(spec.admin))
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.get(f"http://node/admin/v1/{what}") as answer,
+    ):
+        return msgspec.json.decode(await answer.read(), type=list[kind])  # type: ignore[valid-type]
+
+
+async def transfers(spec: NodeSpec) -> list[TransferRecord]:
+    return await records(spec, "transfers", TransferRecord)
+
+
+async def requests(spec: NodeSpec) -> list[RequestRecord]:
+    return await records(spec, "requests", RequestRecord)
+
+
+async def _pause() -> None:
+    await asyncio.sleep(0.05)
