@@ -1,0 +1,152 @@
+"""The compiled transfer core (C++ on libfabric, loaded by dlopen). A test compares this with the module.
+
+Threads: one progress thread per device group, from `add_group` to `close`. All methods may be
+called from one Python thread (the asyncio loop's); they only queue commands or read atomics, never
+wait for the network, and release nothing that is in use. Results come as events: `event_fd`
+becomes readable, `take_events` returns them. Everything that touches libfabric objects runs on the
+progress thread of its group.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+class FabricError(Exception):
+    """`operation: text (code) [provider]`."""
+
+class LayerCounter:
+    """Worker side of the counter page (engine/protocol.py gives its layout)."""
+
+    def __init__(self, page_fd: int, wake_fds: Sequence[int]) -> None: ...
+    def raise_layer(self) -> None:
+        """Store value + 1, seq_cst fence, wake each group whose sleeping word is set. No GIL needed."""
+    @property
+    def value(self) -> int: ...
+
+class Event:
+    """One event. Fields that a kind does not use are 0, −1 or empty."""
+
+    kind: str  # one of EVENT_KINDS
+    session: int
+    pair: tuple[int, int]  # (local NIC, remote NIC)
+    slot: int
+    generation: int
+    count: int
+    transfer: int
+    text: str
+    pairs: list[tuple[int, int]]
+
+EVENT_KINDS: Final[tuple[str, ...]]
+"""
+opened      session: its regions are registered; `descriptors(session)` may be read
+connected   session, pair: the connection is established (MSG), or the address is known (RDM)
+probed      session, pair: our probe write came back with success and the peer's probe arrived
+lost        session, pair, text: the connection died; nothing is fenced by that alone
+fenced      session, pair (−1, −1 for the whole session): closed; no byte of it can land any more
+reached     slot, generation, count: the expected count is there (once per arm)
+overshoot   slot, generation, count: more than expected arrived (at most once per arm)
+drained     transfer: finished or stopped, no write outstanding, all came back with success
+failed      transfer, text, pairs: a write came back with an error or could not be posted; no write
+            of it is posted any more; comes at once, at most one `failed` or `drained` per transfer
+settled     transfer, pairs (every one over which a write of it came back with an error): after
+            failed: no write of it is outstanding any more (all came back, or their connections
+            are closed): its source pages may be reused
+"""
+
+class Fabric:
+    def __init__(self, library: str, provider: str, poll: str) -> None:
+        """dlopen `library` (absolute path, RTLD_LOCAL) and check its version (≥ 1.18).
+
+        provider: "tcp" | "verbs" | "efa" | "tcp-rdm" (compared exactly with prov_name, never a
+        fall-back). poll: "adaptive" | "busy". Raises FabricError in words.
+        """
+    @property
+    def library_version(self) -> str: ...
+    @property
+    def limits(self) -> dict[str, int | str | bool]:
+        """iov_limit, rma_iov_limit, max_message_bytes, cq_data_size, mr_mode, endpoint
+        ("msg" | "rdm"), session_registration (fence needs registrations per session),
+        posts_receives, delivery (what its completion means), window."""
+    @property
+    def event_fd(self) -> int: ...
+    def take_events(self, most: int = 256) -> list[Event]: ...
+
+    # devices
+    def add_group(self, nics: Sequence[tuple[str, str]], cpu: int = -1) -> int:
+        """Open a device group of (name, source address) NICs; starts its progress thread, pinned
+        to `cpu` if ≥ 0. Runs the self-test (own pair of endpoints: known immediate with the top bit
+        set, payload, delivery completion) on every NIC before it returns. NIC numbers count up over
+        all groups. Blocks (start-up only). Returns the group number."""
+    def wake_fd(self, group: int) -> int:
+        """eventfd that wakes the group's progress thread; give it to the worker."""
+    def listen(self, nic: int, address: str, port: int) -> int:
+        """FI_EP_MSG: open the passive endpoint; returns the bound port (port 0: any). Start-up only."""
+    def endpoint_name(self, session: int, nic: int) -> bytes:
+        """FI_EP_RDM: the name of the endpoint this session opened on `nic` (after `opened`)."""
+    def add_region(self, group: int, fd: int, size: int, page_bytes: int) -> int:
+        """Map `fd` (a worker's region) and remember how to register it: pieces that are multiples
+        of `page_bytes` and within the provider's limits. Returns the region number."""
+    def remove_region(self, region: int) -> None:
+        """Unmap. No session may have it any more."""
+    def add_counter(self, page_fd: int) -> int:
+        """Map a worker's counter page; every group watches it while a program needs it."""
+    def remove_counter(self, counter: int) -> None: ...
+
+    # sessions: all answers are events
+    def open_session(self, session: int, nics: Sequence[int], writable: Sequence[int], token: bytes) -> None:
+        """Register `writable` regions plus a 4 KiB scratch page for this peer on their NICs → opened.
+        MSG: connection requests that carry `token` are accepted for this session from now on (all
+        other ones are rejected). RDM: an endpoint of its own per NIC."""
+    def descriptors(self, session: int) -> list[tuple[int, list[tuple[int, int, int, int, int]]]]:
+        """[(region or −1 for scratch, [(nic, offset, length, base, key)])], to be sent to the peer."""
+    def connect(self, session: int, pair: tuple[int, int], endpoint: bytes, deadline_s: float) -> None:
+        """MSG: connect local NIC pair[0] to `host:port`; RDM: take the peer's endpoint name.
+        → connected, or lost after `deadline_s` (the deadline holds on both kinds)."""
+    def set_remote(self, session: int, regions: Sequence[tuple[int, Sequence[tuple[int, int, int, int, int]]]]) -> None:
+        """The peer's descriptors: [(rank or −1, [(nic, offset, length, base, key)])], checked."""
+    def probe(self, session: int) -> None:
+        """Write 8 bytes with immediate slot 0 into the peer's scratch over every connected pair → probed."""
+    def fence(self, session: int, pair: tuple[int, int] | None = None) -> None:
+        """Close the connection(s), close the session's own registrations (of that NIC, or all),
+        drop its queued immediates, fail its outstanding writes locally → fenced. Idempotent."""
+
+    # target side
+    def arm(self, slot: int, generation: int, session: int, expected: int) -> None:
+        """Slot 1..4095, generation 0..255: count from now on; `expected` 0 reaches at once."""
+    def disarm(self, slot: int) -> None:
+        """The slot is free; later immediates of its generation are counted as late."""
+
+    # sender side
+    def open_transfer(self, transfer: int, session: int, immediate: int) -> None: ...
+    def submit(
+        self, transfer: int, counter: int, base: int, layers: int, region: int,
+        source_layer_stride: int, source_page_stride: int, source_offset: int,
+        remote_rank: int, remote_layer_stride: int, remote_page_stride: int, remote_offset: int,
+        length: int, whole_page: bool, spans: Sequence[tuple[int, int, int]],
+    ) -> None:
+        """One layer program: layer l is due when counter ≥ base + l + 1 (counter −1: due now).
+        spans are (source page, destination page, count). Bounds are checked against both regions
+        before anything is queued (FabricError names what is outside)."""
+    def finish(self, transfer: int) -> None:
+        """No further programs → drained once everything came back with success."""
+    def stop(self, transfer: int) -> None:
+        """Post nothing more; what is outstanding comes back → drained (or failed)."""
+    def exempt(self, transfer: int, pair: tuple[int, int]) -> None:
+        """The peer has fenced this pair: failed writes over it no longer count against `drained`."""
+    def close_transfer(self, transfer: int) -> list[tuple[int, int, int, int, int, int, int]]:
+        """Forget it (after drained or settled). Its record: (program batch, layer, raised_ns,
+        posted_ns, done_ns, bytes, writes), CLOCK_MONOTONIC, one row per submit() and layer."""
+
+    # readable at any time, without a lock
+    def statistics(self) -> dict[str, int]:
+        """Since start: turns, late_immediates, early_immediates, overshoots, rejected_connections, registrations,
+        wakeups, posted_bytes, posted_writes, posted_pages, received_units; in flight now: writes,
+        bytes, pages; sessions, connections, transfers."""
+    def nic_statistics(self) -> list[dict[str, int | str]]:
+        """Per NIC: nic, name, address, posted/done/failed bytes, writes, pages, in flight, received units."""
+    def peer_statistics(self) -> list[dict[str, int]]:
+        """The same per session and pair."""
+    def close(self) -> None:
+        """Stop and join the threads, close endpoints, regions, domains, in that order. Idempotent."""
+
+def build_info() -> dict[str, str]:
+    """Compiler, headers' libfabric version, sanitizer."""

@@ -1,0 +1,41 @@
+// Owner of one libfabric object.
+#pragma once
+
+#include <rdma/fabric.h>
+
+#include <utility>
+
+namespace pdnode {
+
+template <class T>
+class Fid {
+ public:
+  Fid() = default;
+  Fid(Fid&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Fid& operator=(Fid&& other) noexcept {
+    if (this != &other) {
+      reset();
+      object_ = std::exchange(other.object_, nullptr);
+    }
+    return *this;
+  }
+  ~Fid() { reset(); }
+
+  void reset() {
+    if (object_ != nullptr) fi_close(&std::exchange(object_, nullptr)->fid);
+  }
+  // Gives the object up without closing it (an endpoint that must not be closed yet, ever).
+  T* release() { return std::exchange(object_, nullptr); }
+  T* get() const { return object_; }
+  T* operator->() const { return object_; }
+  T** out() {
+    reset();
+    return &object_;
+  }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  T* object_ = nullptr;
+};
+
+}  // namespace pdnode

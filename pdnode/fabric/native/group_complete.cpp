@@ -1,0 +1,188 @@
+// Completions: what came back, and what arrived.
+
+#include <rdma/fi_errno.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "group.hpp"
+
+namespace pdnode {
+
+// Entries read; a full batch, or an error entry (kCompletionBatch), may have more behind it.
+size_t Group::read_completions(Nic* nic) {
+  std::array<fi_cq_data_entry, kCompletionBatch> entries;
+  const ssize_t count = fi_cq_read(nic->queues.cq.get(), entries.data(), entries.size());
+  if (count == -FI_EAVAIL) {
+    on_error_entry(nic);
+    return kCompletionBatch;
+  }
+  if (count <= 0) return 0;
+  const int64_t now = now_ns();
+  for (ssize_t i = 0; i < count; ++i) {
+    const fi_cq_data_entry& entry = entries[static_cast<size_t>(i)];
+    if ((entry.flags & FI_REMOTE_CQ_DATA) != 0) {
+      on_immediate(nic, static_cast<uint32_t>(entry.data));
+      // Without posted receives the context of an arrival is none of ours.
+      if (nic->limits.posts_receives && entry.op_context != nullptr) {
+        finish_op(reinterpret_cast<Op*>(entry.op_context), "", now);
+      }
+    } else if (entry.op_context != nullptr) {
+      Op* op = reinterpret_cast<Op*>(entry.op_context);
+      finish_op(op, "", now);
+    }
+  }
+  return static_cast<size_t>(count);
+}
+
+void Group::on_error_entry(Nic* nic) {
+  // Newer libraries write longer entries than our headers know.
+  alignas(fi_cq_err_entry) std::array<uint8_t, 512> buffer{};
+  auto* failure = reinterpret_cast<fi_cq_err_entry*>(buffer.data());
+  if (fi_cq_readerr(nic->queues.cq.get(), failure, 0) < 0 || failure->op_context == nullptr) {
+    return;
+  }
+  // A target that refuses a write has no context of ours to report.
+  if ((failure->flags & FI_REMOTE_WRITE) != 0 && !nic->limits.posts_receives) return;
+  Op* op = reinterpret_cast<Op*>(failure->op_context);
+  Connection* connection = op->connection;
+  const int code = failure->err != 0 ? failure->err : FI_EIO;
+  const std::string why = hub_.library.check("write", -code, nic->label()).text();
+  finish_op(op, why, now_ns());
+  if (connection != nullptr) mark_lost(connection, why);
+}
+
+// One operation has come back; `failure` is empty for success.
+void Group::finish_op(Op* op, const std::string& failure, int64_t now) {
+  if (op->kind == Op::Kind::kAbandoned) {
+    if (op->condemned != nullptr) --op->condemned->abandoned;
+    ops_.give(op);
+    return;
+  }
+  settle_op(op, failure, now);
+  ops_.give(op);
+}
+
+// Takes it off its connection and tells whom it concerns; the memory stays the op's.
+void Group::settle_op(Op* op, const std::string& failure, int64_t now) {
+  Connection* connection = op->connection;
+  connection->unlink(op);
+  switch (op->kind) {
+    case Op::Kind::kProbe:
+      connection->probe_done = connection->probe_done || failure.empty();
+      check_probed(connection);
+      return;
+    case Op::Kind::kReceive:
+      if (failure.empty() && connection->state != Connection::State::kLost) {
+        if (Error error = post_receive(connection)) mark_lost(connection, error.text());
+      }
+      return;
+    case Op::Kind::kPages:
+      break;
+    default:
+      return;
+  }
+  Program* program = op->program;
+  program->outstanding -= 1;
+  program->records[op->layer].done_ns = now;
+  Volume Flow::*volume = failure.empty() ? &Flow::done : &Flow::failed;
+  (connection->nic->flow.*volume).add(op->bytes, op->pages);
+  (connection->flow->*volume).add(op->bytes, op->pages);
+  if (!failure.empty()) fail(program->transfer, connection->pair, failure);
+  maybe_end(program);
+}
+
+void Group::fail(const std::shared_ptr<Transfer>& transfer, Pair pair, const std::string& why) {
+  if (transfer->note_failure(pair, why)) failures_.push_back(transfer);
+}
+
+// Said after a whole batch of completions, so that the event names every pair that failed in it.
+void Group::flush_failures() {
+  while (!failures_.empty()) {
+    const std::vector<std::shared_ptr<Transfer>> failures = std::move(failures_);
+    failures_.clear();
+    for (const auto& transfer : failures) {
+      Event event;
+      event.kind = EventKind::kFailed;
+      event.session = transfer->session;
+      event.transfer = transfer->id;
+      event.text = transfer->failure_text();
+      event.pairs = transfer->failed_pairs();
+      hub_.events.push(std::move(event));
+      for (auto& slot : hub_.groups) {
+        Group* group = slot.load(std::memory_order_acquire);
+        if (group != nullptr && group != this) {
+          group->post([transfer](Group& other) { other.halt(transfer); });
+        }
+      }
+      halt(transfer);
+      transfer->drop_token(&hub_.events);
+      transfer->drop_unit(&hub_.events);
+    }
+  }
+}
+
+void Group::on_immediate(Nic* nic, uint32_t value) {
+  const Immediate immediate(value);
+  if (immediate.slot == 0) {
+    on_probe_arrived(nic);
+    return;
+  }
+  const SlotOutcome outcome = hub_.slots.count(immediate);
+  if (outcome.late) hub_.counters.late_immediates.fetch_add(1, std::memory_order_relaxed);
+  if (outcome.early) hub_.counters.early_immediates.fetch_add(1, std::memory_order_relaxed);
+  if (SessionPart* part = find_part(outcome.session)) {
+    for (auto& connection : part->connections) {
+      if (connection->nic == nic) {
+        connection->flow->received_units.add(immediate.weight);
+        break;
+      }
+    }
+  }
+  Event event;
+  event.session = outcome.session;
+  event.slot = static_cast<int>(immediate.slot);
+  event.generation = static_cast<int>(immediate.generation);
+  event.count = static_cast<int64_t>(outcome.count);
+  if (outcome.reached) {
+    event.kind = EventKind::kReached;
+    hub_.events.push(event);
+  }
+  if (outcome.overshoot) {
+    hub_.counters.overshoots.fetch_add(1, std::memory_order_relaxed);
+    event.kind = EventKind::kOvershoot;
+    hub_.events.push(event);
+  }
+  nic->flow.received_units.add(immediate.weight);
+}
+
+// An arrival does not say whose it is; the word that it wrote does.
+void Group::on_probe_arrived(Nic* nic) {
+  for (auto& [id, part] : parts_) {
+    const auto on = part->nics.find(nic->number);
+    if (on == part->nics.end() || !on->second.scratch) continue;
+    for (auto& connection : part->connections) {
+      if (connection->nic == nic) check_probed(connection.get());
+    }
+  }
+}
+
+void Group::check_probed(Connection* connection) {
+  if (connection->state != Connection::State::kUp || connection->probed) return;
+  const NicPart& on = connection->part->nics[connection->pair.first];
+  uint64_t word = 0;
+  std::memcpy(&word, on.scratch.get() + 8 * connection->pair.second, sizeof word);
+  connection->peer_probed = connection->peer_probed || word != 0;
+  if (!connection->probe_done || !connection->peer_probed) return;
+  connection->probed = true;
+  connection->deadline_ns = 0;
+  Event event;
+  event.kind = EventKind::kProbed;
+  event.session = connection->part->shared->id;
+  event.pair = connection->pair;
+  hub_.events.push(std::move(event));
+}
+
+}  // namespace pdnode

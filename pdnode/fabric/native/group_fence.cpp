@@ -1,0 +1,150 @@
+// The fence: after it, no byte of the peer can land any more.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "group.hpp"
+
+namespace pdnode {
+
+namespace {
+
+// A condemned endpoint with nothing outstanding is not connecting any more after this long.
+constexpr int64_t kCondemnedNs = 5'000'000'000;
+constexpr int kMostBatches = 1024;  // of completions read for one fence
+
+}  // namespace
+
+// Takes the connections out of the session: no operation is outstanding on them afterwards. On
+// FI_EP_RDM `which` has all pairs of the NICs it touches, since they share an endpoint.
+void Group::close_connections(SessionPart* part, const std::vector<Connection*>& which) {
+  std::map<int, RdmEndpoint*> condemned;
+  std::map<int, bool> up;
+  for (Connection* connection : which) {
+    up[connection->pair.first] = up[connection->pair.first] || connection->probed;
+    if (connection->state == Connection::State::kUp) hub_.counters.connections.fetch_sub(1);
+    connection->state = Connection::State::kLost;  // nothing is posted on it any more
+    if (connection->probe_wanted) --probes_waiting_;
+    connection->probe_wanted = false;
+    if (connection->own) {
+      endpoints_.erase(&connection->ep->fid);
+      connection->own.reset();  // here the last byte of this peer has landed
+    }
+  }
+  for (const auto& [nic, probed] : up) {
+    condemned[nic] = retire_rdm(&part->nics[nic], probed);
+  }
+  // What arrived over the closed endpoints, and what the provider gives back for them, is in the
+  // queue now: read it empty once. Bounded, because other peers go on filling it.
+  for (const auto& [number, unused] : up) {
+    Nic* nic = find_nic(number);
+    for (int batch = 0; batch < kMostBatches; ++batch) {
+      if (read_completions(nic) == 0) break;
+    }
+  }
+  for (Connection* connection : which) {
+    abandon(connection, condemned[connection->pair.first]);
+    const NicPart& on = part->nics[connection->pair.first];
+    if (on.scratch) std::memset(on.scratch.get() + 8 * connection->pair.second, 0, 8);
+  }
+  auto& all = part->connections;
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [&which](const std::unique_ptr<Connection>& one) {
+                             return std::find(which.begin(), which.end(), one.get()) !=
+                                    which.end();
+                           }),
+            all.end());
+}
+
+void Group::abandon(Connection* connection, RdmEndpoint* condemned) {
+  const int64_t now = now_ns();
+  while (connection->ops != nullptr) {
+    Op* op = connection->ops;
+    settle_op(op, "the connection was closed", now);
+    op->kind = Op::Kind::kAbandoned;
+    op->condemned = condemned;
+    if (condemned != nullptr) ++condemned->abandoned;
+  }
+}
+
+// `up`: one of its connections is known to be established, so that it can be closed. Pages are
+// posted only then, so a condemned endpoint has nothing outstanding but probes.
+RdmEndpoint* Group::retire_rdm(NicPart* on, bool up) {
+  std::unique_ptr<RdmEndpoint> rdm = std::move(on->rdm);
+  if (!rdm) return nullptr;
+  if (up) {
+    rdm->ep.reset();
+    rdm->av.reset();
+    return nullptr;
+  }
+  rdm->scratch = std::move(on->scratch);
+  rdm->condemned_ns = now_ns();
+  condemned_.push_back(std::move(rdm));
+  return condemned_.back().get();
+}
+
+void Group::release_condemned(int64_t now) {
+  for (size_t i = 0; i < condemned_.size();) {
+    RdmEndpoint& rdm = *condemned_[i];
+    if (rdm.abandoned == 0 && now - rdm.condemned_ns > kCondemnedNs) {
+      rdm.ep.reset();
+      rdm.av.reset();
+      condemned_.erase(condemned_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+}
+
+void Group::end_programs(SessionPart* part) {
+  const std::vector<std::shared_ptr<Program>> programs = part->programs;
+  for (const auto& program : programs) {
+    fail(program->transfer, {-1, -1}, "the session was fenced");
+    maybe_end(program.get());
+  }
+}
+
+void Group::fail_all(const std::vector<std::shared_ptr<Transfer>>& transfers) {
+  for (const auto& transfer : transfers) fail(transfer, {-1, -1}, "the session was fenced");
+  flush_failures();
+}
+
+void Group::fence(const std::shared_ptr<FenceTicket>& ticket) {
+  SessionPart* part = find_part(ticket->session);
+  const bool whole = ticket->pair.first < 0;
+  if (part != nullptr) {
+    std::vector<Connection*> closing;
+    for (const auto& connection : part->connections) {
+      // An endpoint that several pairs of a NIC share is closed for all of them.
+      const bool shared = hub_.provider.endpoint == FI_EP_RDM &&
+                          connection->pair.first == ticket->pair.first;
+      if (whole || shared || connection->pair == ticket->pair) closing.push_back(connection.get());
+    }
+    close_connections(part, closing);
+    for (auto& [nic, on] : part->nics) {
+      if (!whole && nic != ticket->pair.first) continue;
+      const bool in_use = std::any_of(
+          part->connections.begin(), part->connections.end(),
+          [number = nic](const auto& connection) { return connection->pair.first == number; });
+      if (in_use) continue;
+      on.regions.clear();
+      on.scratch_registration.mr.reset();
+      on.registered = false;
+      retire_rdm(&on, false);
+    }
+    if (whole) {
+      end_programs(part);
+      parts_.erase(ticket->session);
+    }
+    flush_failures();
+  }
+  if (ticket->groups.fetch_sub(1) != 1) return;
+  Event event;
+  event.kind = EventKind::kFenced;
+  event.session = ticket->session;
+  event.pair = ticket->pair;
+  hub_.events.push(std::move(event));
+}
+
+}  // namespace pdnode

@@ -1,0 +1,409 @@
+// Sessions of a group: registrations, connections, and what the event queue says about them.
+
+#include <rdma/fi_errno.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "group.hpp"
+
+namespace pdnode {
+
+namespace {
+
+constexpr int64_t kAcceptPatienceNs = 10'000'000'000;
+
+// Connection data: magic, version, the two NIC numbers, token.
+constexpr uint8_t kMagic[] = {'p', 'd', 'n', 1};
+constexpr size_t kTokenOffset = sizeof kMagic + 4;
+
+void put_u16(std::string* out, int value) {
+  out->push_back(static_cast<char>(value & 0xff));
+  out->push_back(static_cast<char>(value >> 8));
+}
+
+int get_u16(const uint8_t* data) { return data[0] | data[1] << 8; }
+
+std::string connection_data(Pair pair, const std::string& token) {
+  std::string data(reinterpret_cast<const char*>(kMagic), sizeof kMagic);
+  put_u16(&data, pair.first);
+  put_u16(&data, pair.second);
+  return data + token;
+}
+
+// In constant time: nothing about the token shows in how long a refusal takes.
+bool equal_secret(const std::string& secret, const uint8_t* data, size_t size) {
+  if (secret.size() != size) return false;
+  volatile uint8_t difference = 0;
+  for (size_t i = 0; i < size; ++i) {
+    difference = static_cast<uint8_t>(difference | (static_cast<uint8_t>(secret[i]) ^ data[i]));
+  }
+  return difference == 0;
+}
+
+}  // namespace
+
+SessionPart* Group::find_part(int64_t session) const {
+  const auto found = parts_.find(session);
+  return found == parts_.end() ? nullptr : found->second.get();
+}
+
+Nic* Group::find_nic(int index) const {
+  const auto found = std::find_if(nics.begin(), nics.end(),
+                                  [index](const auto& nic) { return nic->number == index; });
+  return found == nics.end() ? nullptr : found->get();
+}
+
+Error Group::listen(int nic, const std::string& host, int port, int* bound) {
+  return find_nic(nic)->listen(host, port, bound);
+}
+
+Error Group::add_region(const std::shared_ptr<Region>& region) {
+  std::map<int, std::vector<Registration>> found;
+  for (auto& nic : nics) {
+    if (!nic->limits.local_registration && nic->provider.session_registration) continue;
+    uint64_t access = FI_WRITE;
+    if (!nic->provider.session_registration) access |= FI_REMOTE_WRITE;
+    if (Error error = nic->register_all(region->data(), region->size(), region->page_bytes,
+                                        access, &found[nic->number])) {
+      return error;
+    }
+    hub_.counters.registrations.fetch_add(found[nic->number].size());
+  }
+  if (!found.empty()) base_registrations_[region->number] = std::move(found);
+  return Error();
+}
+
+void Group::open_session(const std::shared_ptr<SessionShared>& shared, const std::vector<int>& on,
+                         const std::vector<std::shared_ptr<Region>>& writable) {
+  auto& part = parts_[shared->id];
+  if (!part) {
+    part = std::make_unique<SessionPart>();
+    part->shared = shared;
+  }
+  part->writable = writable;
+  for (const int number : on) {
+    Error error = register_nic(part.get(), find_nic(number));
+    if (!error) continue;
+    if (!shared->broken.exchange(true)) say_lost(shared->id, {-1, -1}, error.text());
+    return;
+  }
+  if (shared->opening.fetch_sub(1) == 1 && !shared->broken.load()) {
+    shared->opened.store(true);
+    Event event;
+    event.session = shared->id;
+    hub_.events.push(std::move(event));
+  }
+}
+
+Error Group::register_nic(SessionPart* part, Nic* nic) {
+  NicPart& on = part->nics[nic->number];
+  if (on.registered) return Error();
+  on.nic = nic;
+  if (!on.scratch) on.scratch = std::make_unique<uint8_t[]>(kScratchBytes);
+  std::memset(on.scratch.get(), 0, kScratchBytes);
+  std::vector<Descriptor> found;
+  const uint64_t access = FI_REMOTE_WRITE | (nic->limits.local_registration ? FI_WRITE : 0);
+  if (Error error = nic->register_piece(on.scratch.get(), 0, kScratchBytes, access,
+                                        &on.scratch_registration)) {
+    return error;
+  }
+  found.push_back({kScratch, nic->number, 0, kScratchBytes, on.scratch_registration.base,
+                   on.scratch_registration.key});
+  if (Error error = describe_regions(part, &on, &found)) return error;
+  if (hub_.provider.endpoint == FI_EP_RDM && !on.rdm) {
+    if (Error error = open_rdm(part, &on)) return error;
+  }
+  hub_.counters.registrations.fetch_add(on.regions.size() + 1);
+  on.registered = true;
+  const std::lock_guard<std::mutex> lock(part->shared->mutex);
+  auto& all = part->shared->descriptors;
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [nic](const Descriptor& one) { return one.nic == nic->number; }),
+            all.end());
+  all.insert(all.end(), found.begin(), found.end());
+  return Error();
+}
+
+Error Group::describe_regions(SessionPart* part, NicPart* on, std::vector<Descriptor>* found) {
+  for (const auto& region : part->writable) {
+    if (region->group != number) continue;
+    std::vector<Registration> pieces;
+    const std::vector<Registration>* described = &pieces;
+    if (hub_.provider.session_registration) {
+      if (Error error = on->nic->register_all(region->data(), region->size(), region->page_bytes,
+                                              FI_REMOTE_WRITE, &pieces)) {
+        return error;
+      }
+    } else {
+      described = &base_registrations_[region->number][on->nic->number];
+    }
+    for (const Registration& piece : *described) {
+      found->push_back({region->number, on->nic->number, piece.offset, piece.length, piece.base,
+                        piece.key});
+    }
+    for (Registration& piece : pieces) on->regions.push_back(std::move(piece));
+  }
+  return Error();
+}
+
+Error Group::open_rdm(SessionPart* part, NicPart* on) {
+  auto rdm = std::make_unique<RdmEndpoint>();
+  const Nic& nic = *on->nic;
+  if (Error error = nic.open_av(&rdm->av)) return error;
+  if (Error error = nic.open_endpoint(nic.info.get(), nic.queues, rdm->av.get(), &rdm->ep)) {
+    return error;
+  }
+  std::array<char, 512> name{};
+  size_t size = name.size();
+  const int code = fi_getname(&rdm->ep->fid, name.data(), &size);
+  if (Error error = hub_.library.check("fi_getname", code, nic.label())) return error;
+  rdm->name_bytes = size;
+  on->rdm = std::move(rdm);
+  const std::lock_guard<std::mutex> lock(part->shared->mutex);
+  part->shared->endpoint_names[nic.number] = std::string(name.data(), size);
+  return Error();
+}
+
+Connection* Group::add_connection(SessionPart* part, Pair pair, Nic* nic) {
+  PairFlow* flow = part->shared->flows.find_or_add(pair.first, pair.second);
+  if (flow == nullptr) return nullptr;
+  part->connections.push_back(std::make_unique<Connection>());
+  Connection* connection = part->connections.back().get();
+  connection->part = part;
+  connection->pair = pair;
+  connection->nic = nic;
+  connection->flow = &flow->flow;
+  return connection;
+}
+
+void Group::connect(int64_t session, Pair pair, const std::vector<uint8_t>& address,
+                    int64_t patience) {
+  SessionPart* part = find_part(session);
+  if (part == nullptr) return;  // fenced meanwhile: `fenced` is the answer
+  if (Connection* old = part->find(pair)) {
+    if (old->state != Connection::State::kLost) return;
+    if (hub_.provider.endpoint == FI_EP_RDM) {
+      say_lost(session, pair, "lost before: the pair must be fenced first");
+      return;
+    }
+    close_connections(part, {old});
+  }
+  Connection* connection = add_connection(part, pair, find_nic(pair.first));
+  Error error;
+  if (connection == nullptr) {
+    say_lost(session, pair, "more than " + std::to_string(kMaxPairs) + " pairs in one session");
+    return;
+  }
+  connection->patience_ns = patience;
+  connection->deadline_ns = now_ns() + patience;
+  const auto on = part->nics.find(pair.first);
+  if (on == part->nics.end() || !on->second.registered) {
+    error = Error("the session is not open on NIC " + std::to_string(pair.first));
+  } else if (hub_.provider.endpoint == FI_EP_MSG) {
+    error = connect_msg(connection, address);
+  } else {
+    error = connect_rdm(connection, address);
+  }
+  if (error) mark_lost(connection, error.text());
+}
+
+// Endpoint, its place in the table by which events find it, and posted receives where needed.
+Error Group::prepare(Connection* connection, fi_info* info) {
+  Nic& nic = *connection->nic;
+  if (Error error = nic.open_endpoint(info, nic.queues, nullptr, &connection->own)) return error;
+  connection->ep = connection->own.get();
+  endpoints_[&connection->ep->fid] = connection;
+  if (!nic.limits.posts_receives) return Error();
+  // Twice the peer's window: it can never meet an empty queue, however late we post again.
+  for (uint32_t i = 0; i < 2 * kWindowWrites; ++i) {
+    if (Error error = post_receive(connection)) return error;
+  }
+  return Error();
+}
+
+Error Group::post_receive(Connection* connection) {
+  Op* op = ops_.take();
+  op->kind = Op::Kind::kReceive;
+  op->bytes = 0;
+  const auto code = fi_recv(connection->ep, nullptr, 0, nullptr, 0, &op->context);
+  if (code != 0) {
+    ops_.give(op);
+    return hub_.library.check("fi_recv", code, hub_.provider.name);
+  }
+  connection->link(op);
+  return Error();
+}
+
+Error Group::connect_msg(Connection* connection, const std::vector<uint8_t>& address) {
+  const Info info = connection->nic->info_for(address.data(), address.size());
+  if (!info) return Error("fi_dupinfo: out of memory");
+  if (Error error = prepare(connection, info.get())) return error;
+  const std::string data = connection_data(connection->pair, connection->part->shared->token);
+  const int code = fi_connect(connection->ep, address.data(), data.data(), data.size());
+  return hub_.library.check("fi_connect", code, hub_.provider.name);
+}
+
+Error Group::connect_rdm(Connection* connection, const std::vector<uint8_t>& address) {
+  NicPart& on = connection->part->nics[connection->pair.first];
+  if (address.size() != on.rdm->name_bytes) {
+    return Error("endpoint: a name of " + std::to_string(address.size()) +
+                 " bytes is not one of this provider");
+  }
+  if (fi_av_insert(on.rdm->av.get(), address.data(), 1, &connection->peer, 0, nullptr) != 1) {
+    return Error("endpoint: fi_av_insert refused it");
+  }
+  connection->ep = on.rdm->ep.get();
+  mark_connected(connection);
+  return Error();
+}
+
+void Group::set_remote(int64_t session, std::shared_ptr<const RemoteTable> remote) {
+  if (SessionPart* part = find_part(session)) part->remote = std::move(remote);
+}
+
+void Group::mark_connected(Connection* connection) {
+  if (connection->state != Connection::State::kConnecting) return;
+  connection->state = Connection::State::kUp;
+  connection->deadline_ns = 0;
+  hub_.counters.connections.fetch_add(1);
+  Event event;
+  event.kind = EventKind::kConnected;
+  event.session = connection->part->shared->id;
+  event.pair = connection->pair;
+  hub_.events.push(std::move(event));
+  check_probed(connection);
+}
+
+void Group::mark_lost(Connection* connection, const std::string& why) {
+  if (connection->state == Connection::State::kLost) return;
+  if (connection->state == Connection::State::kUp) hub_.counters.connections.fetch_sub(1);
+  connection->state = Connection::State::kLost;
+  connection->deadline_ns = 0;
+  if (connection->probe_wanted) --probes_waiting_;
+  connection->probe_wanted = false;
+  say_lost(connection->part->shared->id, connection->pair, why);
+}
+
+void Group::say_lost(int64_t session, Pair pair, const std::string& why) {
+  Event event;
+  event.kind = EventKind::kLost;
+  event.session = session;
+  event.pair = pair;
+  event.text = why;
+  hub_.events.push(std::move(event));
+}
+
+bool Group::read_events(Nic* nic) {
+  if (!nic->queues.eq) return false;
+  bool any = false;
+  for (int i = 0; i < 64; ++i) {
+    alignas(fi_eq_cm_entry) std::array<uint8_t, 1024> buffer;
+    uint32_t kind = 0;
+    const auto size = fi_eq_read(nic->queues.eq.get(), &kind, buffer.data(), buffer.size(), 0);
+    if (size == -FI_EAVAIL) {
+      fi_eq_err_entry failure = {};
+      if (fi_eq_readerr(nic->queues.eq.get(), &failure, 0) < 0) break;
+      any = true;
+      // By its address only: the endpoint may be closed. A closed one has no events left, the
+      // provider removes them.
+      const auto found = endpoints_.find(failure.fid);
+      if (found != endpoints_.end()) {
+        mark_lost(found->second,
+                  hub_.library.check("connection", -failure.err, nic->label()).text());
+      }
+      continue;
+    }
+    if (size < 0) break;
+    any = true;
+    const auto* entry = reinterpret_cast<const fi_eq_cm_entry*>(buffer.data());
+    if (kind == FI_CONNREQ) {
+      on_request(nic, buffer.data(), static_cast<size_t>(size));
+      continue;
+    }
+    const auto found = endpoints_.find(entry->fid);
+    if (found == endpoints_.end()) continue;
+    if (kind == FI_CONNECTED) {
+      mark_connected(found->second);
+    } else if (kind == FI_SHUTDOWN) {
+      mark_lost(found->second, "the peer closed the connection");
+    }
+  }
+  return any;
+}
+
+SessionPart* Group::match_request(const Nic& nic, const uint8_t* data, size_t size,
+                                  int* remote) const {
+  if (size < kTokenOffset || std::memcmp(data, kMagic, sizeof kMagic) != 0) return nullptr;
+  *remote = get_u16(data + sizeof kMagic);
+  const int local = get_u16(data + sizeof kMagic + 2);
+  SessionPart* match = nullptr;
+  for (const auto& [id, part] : parts_) {
+    const bool equal =
+        equal_secret(part->shared->token, data + kTokenOffset, size - kTokenOffset);
+    const auto on = part->nics.find(nic.number);
+    if (equal && on != part->nics.end() && on->second.registered) match = part.get();
+  }
+  return local == nic.number && *remote < kMaxNics ? match : nullptr;
+}
+
+void Group::on_request(Nic* nic, const uint8_t* buffer, size_t size) {
+  const auto* entry = reinterpret_cast<const fi_eq_cm_entry*>(buffer);
+  const Info info(&hub_.library, entry->info);
+  int remote = -1;
+  SessionPart* part = match_request(*nic, entry->data, size - sizeof *entry, &remote);
+  if (part != nullptr) {
+    const Pair pair{nic->number, remote};
+    Connection* old = part->find(pair);
+    if (old != nullptr && old->state != Connection::State::kLost) {
+      part = nullptr;  // one connection per pair and token
+    } else if (old != nullptr) {
+      close_connections(part, {old});
+    }
+  }
+  Connection* connection =
+      part == nullptr ? nullptr : add_connection(part, {nic->number, remote}, nic);
+  if (connection == nullptr) {
+    hub_.counters.rejected_connections.fetch_add(1);
+    for (auto& listener : nic->listeners) {
+      if (&listener->fid == entry->fid) fi_reject(listener.get(), info->handle, nullptr, 0);
+    }
+    return;
+  }
+  connection->accepted = true;
+  connection->patience_ns = kAcceptPatienceNs;
+  connection->deadline_ns = now_ns() + kAcceptPatienceNs;
+  Error error = prepare(connection, info.get());
+  if (!error) {
+    error = hub_.library.check("fi_accept", fi_accept(connection->ep, nullptr, 0), nic->label());
+  }
+  if (error) mark_lost(connection, error.text());
+}
+
+void Group::check_deadlines(int64_t now) {
+  next_deadline_ns_ = 0;
+  const auto consider = [this](int64_t deadline) {
+    if (next_deadline_ns_ == 0 || deadline < next_deadline_ns_) next_deadline_ns_ = deadline;
+  };
+  for (auto& [id, part] : parts_) {
+    for (auto& connection : part->connections) {
+      if (connection->deadline_ns == 0) continue;
+      if (now < connection->deadline_ns) {
+        consider(connection->deadline_ns);
+        continue;
+      }
+      const bool connecting = connection->state == Connection::State::kConnecting;
+      mark_lost(connection.get(),
+                std::string(connecting ? "no connection within " : "no probe within ") +
+                    std::to_string(connection->patience_ns / 1'000'000) + " ms");
+    }
+  }
+  if (!condemned_.empty()) {
+    release_condemned(now);
+    consider(now + 1'000'000'000);
+  }
+}
+
+}  // namespace pdnode

@@ -1,0 +1,78 @@
+// Shared memory of the workers, mapped here: KV regions and counter pages.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "error.hpp"
+#include "util.hpp"
+
+namespace pdnode {
+
+// Layout of the counter page; pdnode/engine/protocol.py has the same numbers.
+constexpr size_t kCounterPageBytes = 4096;
+constexpr size_t kSleepingOffset = 64;
+constexpr size_t kSleepingStride = 64;
+constexpr int kMaxGroups = 16;
+
+class Mapping {
+ public:
+  // Maps `size` bytes of `fd`, which must be at least that long (else a touch would be SIGBUS).
+  static Error open(int fd, size_t size, const char* what, std::unique_ptr<Mapping>* mapping);
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  Mapping(uint8_t* data, size_t size) : data_(data), size_(size) {}
+  uint8_t* data_;
+  size_t size_;
+};
+
+// A worker's KV memory. Unmapped when the last session and program that use it are gone.
+struct Region {
+  int number = -1;
+  int group = -1;
+  uint64_t page_bytes = 0;
+  std::unique_ptr<Mapping> memory;
+  uint8_t* data() const { return memory->data(); }
+  uint64_t size() const { return memory->size(); }
+};
+
+// A worker's layer counter, as the daemon sees it.
+class CounterPage {
+ public:
+  explicit CounterPage(std::unique_ptr<Mapping> memory) : memory_(std::move(memory)) {}
+  const std::atomic<uint64_t>& value() const {
+    return *reinterpret_cast<const std::atomic<uint64_t>*>(memory_->data());
+  }
+  std::atomic<uint32_t>& sleeping(int group) const {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(
+        memory_->data() + kSleepingOffset + kSleepingStride * static_cast<size_t>(group));
+  }
+
+ private:
+  std::unique_ptr<Mapping> memory_;
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+// The worker's side: one writer.
+class LayerCounter {
+ public:
+  static Error open(int page_fd, const std::vector<int>& wake_fds,
+                    std::unique_ptr<LayerCounter>* counter);
+  void raise();
+  uint64_t value() const;
+
+ private:
+  std::unique_ptr<Mapping> memory_;
+  std::vector<Fd> wake_;
+};
+
+}  // namespace pdnode

@@ -1,0 +1,87 @@
+// One NIC: its fabric, domain, queues and registrations. Touched by its group's thread only, once
+// that thread runs.
+#pragma once
+
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_rma.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+#include "fid.hpp"
+#include "library.hpp"
+#include "provider.hpp"
+#include "stats.hpp"
+
+namespace pdnode {
+
+// One piece of memory registered with one NIC: [offset, offset + length) of its region.
+struct Registration {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  uint64_t base = 0;  // what a writer adds its offset within the piece to
+  uint64_t key = 0;
+  Fid<fid_mr> mr;
+};
+
+struct Queues {
+  Fid<fid_cq> cq;
+  Fid<fid_eq> eq;  // FI_EP_MSG only
+  int cq_fd = -1;  // −1: the provider has no wait object
+  int eq_fd = -1;
+};
+
+struct Nic {
+  Nic(const Library& library_, const Provider& provider_, int number_, std::string name_,
+      std::string address_)
+      : library(library_), provider(provider_), number(number_), name(std::move(name_)),
+        address(std::move(address_)) {}
+
+  Error open();
+  Error open_queues(bool waitable, Queues* queues) const;
+  // Known immediate with the top bit set, payload and delivery completion over a throw-away pair
+  // of endpoints of this domain. Blocks, at most 10 s.
+  Error self_test() const;
+  // Opens the passive endpoint and reports the bound port.
+  Error listen(const std::string& host, int port, int* bound);
+
+  // Active endpoint on this domain, bound to the queues and enabled. `info`: our own, or that of
+  // a connection request.
+  Error open_endpoint(fi_info* info, const Queues& on, fid_av* av, Fid<fid_ep>* endpoint) const;
+  Error open_av(Fid<fid_av>* av) const;
+  // A copy of our info with the destination set, which verbs wants when the endpoint is made.
+  Info info_for(const void* address_bytes, size_t size) const;
+
+  Error register_piece(uint8_t* data, uint64_t offset, uint64_t length, uint64_t access,
+                       Registration* registration) const;
+  // [0, size) in pieces that are multiples of `page_bytes` and within the provider's limit.
+  Error register_all(uint8_t* data, uint64_t size, uint64_t page_bytes, uint64_t access,
+                     std::vector<Registration>* pieces) const;
+
+  const char* label() const { return provider.name; }
+
+  const Library& library;
+  const Provider& provider;
+  const int number;
+  const std::string name;
+  const std::string address;
+  Limits limits{};
+  Flow flow;
+
+  // In this order: they are closed from the last to the first.
+  Info info;
+  Fid<fid_fabric> fabric;
+  Fid<fid_domain> domain;
+  Queues queues;
+  std::vector<Fid<fid_pep>> listeners;
+};
+
+// host:port or [host]:port, numeric only: a name would have to be resolved, which blocks.
+Error parse_endpoint(const std::string& text, std::vector<uint8_t>* address);
+
+}  // namespace pdnode

@@ -1,0 +1,97 @@
+#include "provider.hpp"
+
+#include <cstring>
+
+namespace pdnode {
+
+namespace {
+
+constexpr uint64_t kUnlimited = uint64_t{1} << 46;
+
+const Provider kProviders[] = {
+    {"tcp", "tcp", FI_EP_MSG, true, FI_DELIVERY_COMPLETE,
+     "the target's progress thread acknowledged it", kUnlimited, false},
+    {"verbs", "verbs", FI_EP_MSG, false, 0, "RC acknowledgement", kUnlimited, false},
+    // 1 M page-table entries a registration: 4 GiB of 4 KiB pages (HAZARDS A 21).
+    {"efa", "efa", FI_EP_RDM, true, FI_DELIVERY_COMPLETE, "the device acknowledged it",
+     uint64_t{4} << 30, true},
+    {"tcp-rdm", "tcp", FI_EP_RDM, true, FI_DELIVERY_COMPLETE,
+     "the target's progress thread acknowledged it", kUnlimited, false},
+};
+
+Info make_hints(const Library& library, const Provider& provider, const std::string& domain) {
+  Info hints(&library, library.dupinfo(nullptr));
+  if (!hints) return hints;
+  hints->caps = FI_MSG | FI_RMA;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
+  hints->ep_attr->type = provider.endpoint;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  // Our own thread polls: an automatic progress thread inside the provider would only compete.
+  hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  if (provider.endpoint == FI_EP_RDM) hints->domain_attr->av_type = FI_AV_TABLE;
+  hints->fabric_attr->prov_name = strdup(provider.prov_name);
+  if (!domain.empty()) hints->domain_attr->name = strdup(domain.c_str());
+  return hints;
+}
+
+}  // namespace
+
+const Provider* find_provider(const std::string& name) {
+  for (const Provider& provider : kProviders) {
+    if (name == provider.name) return &provider;
+  }
+  return nullptr;
+}
+
+std::string provider_names() {
+  std::string names;
+  for (const Provider& provider : kProviders) {
+    names += (names.empty() ? "" : ", ") + std::string(provider.name);
+  }
+  return names;
+}
+
+Error query(const Library& library, const Provider& provider, const std::string& node,
+            const std::string& service, const std::string& domain, Info* info) {
+  Info hints = make_hints(library, provider, domain);
+  if (!hints) return Error("fi_dupinfo: out of memory");
+  fi_info* found = nullptr;
+  const bool source = !node.empty();
+  const int code = library.getinfo(kApiVersion, source ? node.c_str() : nullptr,
+                                   service.empty() ? nullptr : service.c_str(),
+                                   source ? FI_SOURCE : 0, hints.get(), &found);
+  if (code == -FI_ENODATA || code == -FI_ENOSYS) {
+    return Error("provider '" + std::string(provider.name) + "' is not available in " +
+                 library.path() + (source ? " for address " + node : "") +
+                 (domain.empty() ? "" : " for device " + domain));
+  }
+  if (Error error = library.check("fi_getinfo", code, provider.name)) return error;
+  const Info all(&library, found);
+  for (const fi_info* one = found; one != nullptr; one = one->next) {
+    if (std::strcmp(one->fabric_attr->prov_name, provider.prov_name) != 0) continue;
+    if (one->domain_attr->cq_data_size < 4) continue;  // an immediate is 32 bits
+    *info = Info(&library, library.dupinfo(one));
+    return *info ? Error() : Error("fi_dupinfo: out of memory");
+  }
+  return Error("provider '" + std::string(provider.name) + "' is not available in " +
+               library.path() + " with 32-bit immediates");
+}
+
+Limits limits_of(const fi_info& info) {
+  Limits limits;
+  limits.segments = kMaxSegments;
+  if (info.tx_attr->iov_limit < limits.segments) limits.segments = info.tx_attr->iov_limit;
+  if (info.tx_attr->rma_iov_limit < limits.segments) limits.segments = info.tx_attr->rma_iov_limit;
+  if (limits.segments < 1) limits.segments = 1;
+  limits.message_bytes = info.ep_attr->max_msg_size;
+  limits.posts_receives = (info.mode & FI_RX_CQ_DATA) != 0;
+  limits.local_registration = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+  limits.virtual_addresses = (info.domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
+  limits.provider_keys = (info.domain_attr->mr_mode & FI_MR_PROV_KEY) != 0;
+  return limits;
+}
+
+}  // namespace pdnode

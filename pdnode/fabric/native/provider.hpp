@@ -1,0 +1,56 @@
+// What differs between providers: one table row each, and what fi_getinfo says about them.
+#pragma once
+
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+
+#include <string>
+
+#include "error.hpp"
+#include "library.hpp"
+
+namespace pdnode {
+
+struct Provider {
+  const char* name;       // in the configuration
+  const char* prov_name;  // compared exactly: never a fall-back, never a layered provider
+  fi_ep_type endpoint;
+  // The fence: closing the session's registrations (and its endpoint), or, where false, closing
+  // the connection alone; then one registration per NIC serves all sessions.
+  bool session_registration;
+  uint64_t delivery_flag;  // per operation; in the hints it would remove verbs from the answer
+  const char* delivery;    // what a completion means
+  uint64_t piece_bytes;    // largest registration
+  bool by_domain_name;     // NIC found by its name instead of its source address
+};
+
+// Null for an unknown name.
+const Provider* find_provider(const std::string& name);
+std::string provider_names();
+
+// The first fi_info of this provider. `node` empty: any address; `source`: node is our own.
+Error query(const Library& library, const Provider& provider, const std::string& node,
+            const std::string& service, const std::string& domain, Info* info);
+
+// Limits of posting, from the provider's attributes and our own bounds.
+struct Limits {
+  size_t segments;        // min(iov_limit, rma_iov_limit, kMaxSegments)
+  size_t message_bytes;
+  bool posts_receives;    // FI_RX_CQ_DATA: an immediate consumes a posted receive
+  bool local_registration;
+  bool virtual_addresses;
+  bool provider_keys;
+};
+Limits limits_of(const fi_info& info);
+
+constexpr size_t kMaxSegments = 4;           // more than 4 fail late on tcp (HAZARDS A 7)
+constexpr uint32_t kWindowWrites = 64;       // in flight per connection
+constexpr uint64_t kWindowBytes = 8 << 20;   // in flight per connection
+constexpr uint64_t kMergedBytes = 1 << 20;   // largest merged write
+constexpr uint64_t kUrgentBytes = 64 << 10;  // while layers are still to come: a post of 1 MiB
+                                             // takes 220 µs, in which no counter is looked at
+constexpr uint32_t kMaxPages = 4095;         // weight is 12 bits
+constexpr int kBatch = 32;                   // posts per FI_MORE batch
+constexpr int kRailRun = 4;                  // the same, where a session has several connections
+
+}  // namespace pdnode

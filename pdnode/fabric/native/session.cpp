@@ -1,0 +1,74 @@
+#include "session.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+namespace pdnode {
+
+const RemotePiece* RemoteRegion::find(const std::vector<RemotePiece>& of_nic,
+                                      uint64_t offset) const {
+  auto after = std::upper_bound(
+      of_nic.begin(), of_nic.end(), offset,
+      [](uint64_t wanted, const RemotePiece& piece) { return wanted < piece.offset; });
+  if (after == of_nic.begin()) return nullptr;
+  const RemotePiece& piece = *--after;
+  return offset - piece.offset < piece.length ? &piece : nullptr;
+}
+
+Op* OpPool::take() {
+  if (free_ == nullptr) {
+    chunks_.push_back(std::make_unique<Op[]>(kChunk));
+    for (size_t i = 0; i < kChunk; ++i) give(&chunks_.back()[i]);
+  }
+  Op* op = free_;
+  free_ = op->next;
+  op->next = nullptr;
+  return op;
+}
+
+void OpPool::give(Op* op) {
+  op->kind = Op::Kind::kFree;
+  op->connection = nullptr;
+  op->program = nullptr;
+  op->condemned = nullptr;
+  op->previous = nullptr;
+  op->next = free_;
+  free_ = op;
+}
+
+void Connection::link(Op* op) {
+  op->connection = this;
+  op->previous = nullptr;
+  op->next = ops;
+  if (ops != nullptr) ops->previous = op;
+  ops = op;
+  if (op->kind != Op::Kind::kReceive) {
+    ++writes;
+    bytes += op->bytes;
+  }
+}
+
+void Connection::unlink(Op* op) {
+  assert(op->connection == this);
+  if (op->previous != nullptr) {
+    op->previous->next = op->next;
+  } else {
+    ops = op->next;
+  }
+  if (op->next != nullptr) op->next->previous = op->previous;
+  op->previous = op->next = nullptr;
+  op->connection = nullptr;
+  if (op->kind != Op::Kind::kReceive) {
+    --writes;
+    bytes -= op->bytes;
+  }
+}
+
+Connection* SessionPart::find(Pair pair) const {
+  for (const auto& connection : connections) {
+    if (connection->pair == pair) return connection.get();
+  }
+  return nullptr;
+}
+
+}  // namespace pdnode

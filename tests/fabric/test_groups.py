@@ -1,0 +1,156 @@
+"""Several NICs and several device groups: all of them are loopback here."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from pdnode.fabric._native import Event, Fabric
+from pdnode.fabric.library import find_library
+from tests.fabric.fabric_node import TOKEN, Node, immediate
+
+PAGES, PAGE_BYTES = 64, 65536
+SIZE = PAGES * PAGE_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """Two NICs, in one group or in one each; a region per group, number and rank alike."""
+
+    groups: int
+    fabric: Fabric = field(init=False)
+    ports: list[int] = field(init=False)
+    memories: list[mmap.mmap] = field(init=False, default_factory=list)
+    events: list[Event] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fabric = Fabric(str(find_library("auto", "tcp")), "tcp", "adaptive")
+        nics = [("lo-a", "127.0.0.1"), ("lo-b", "127.0.0.1")]
+        for named in [nics] if self.groups == 1 else [[nic] for nic in nics]:
+            group = self.fabric.add_group(named)
+            fd = os.memfd_create("kv")
+            os.ftruncate(fd, SIZE)
+            self.memories.append(mmap.mmap(fd, SIZE))
+            assert self.fabric.add_region(group, fd, SIZE, PAGE_BYTES) == group
+            os.close(fd)
+        self.ports = [self.fabric.listen(nic, "127.0.0.1", 0) for nic in (0, 1)]
+
+    wait = Node.wait
+    gather = Node.gather
+
+    def submit(self, transfer: int, rank: int, spans: list[tuple[int, int, int]]) -> None:
+        self.fabric.submit(
+            transfer, counter=-1, base=0, layers=1, region=rank, source_layer_stride=SIZE,
+            source_page_stride=PAGE_BYTES, source_offset=0, remote_rank=rank,
+            remote_layer_stride=SIZE, remote_page_stride=PAGE_BYTES, remote_offset=0,
+            length=PAGE_BYTES, whole_page=False, spans=spans,
+        )  # fmt: skip
+
+
+def link(sender: Host, target: Host) -> None:
+    sender.fabric.open_session(1, [0, 1], [], TOKEN)
+    target.fabric.open_session(1, [0, 1], list(range(target.groups)), TOKEN)
+    for host in (sender, target):
+        host.wait("opened")
+    for nic in (0, 1):
+        target.fabric.connect(1, (nic, nic), f"127.0.0.1:{sender.ports[nic]}".encode(), 5.0)
+    sender.fabric.set_remote(1, target.fabric.descriptors(1))
+    target.fabric.set_remote(1, sender.fabric.descriptors(1))
+    for host in (sender, target):
+        for nic in (0, 1):
+            host.wait("connected", pair=(nic, nic))
+        host.fabric.probe(1)
+    for host in (sender, target):
+        for nic in (0, 1):
+            host.wait("probed", pair=(nic, nic))
+
+
+@pytest.fixture(params=[1, 2], ids=["one-group", "two-groups"])
+def hosts(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Host]]:
+    sender, target = Host(request.param), Host(request.param)
+    for rank, memory in enumerate(sender.memories):
+        memory[:] = os.urandom(SIZE)
+        assert rank < request.param
+    link(sender, target)
+    yield sender, target
+    sender.fabric.close()
+    target.fabric.close()
+
+
+def everything() -> list[tuple[int, int, int]]:
+    return [(page, PAGES - 1 - page, 1) for page in range(PAGES)]
+
+
+def test_one_slot_counts_over_all_nics_and_drained_waits_for_all(
+    hosts: tuple[Host, Host],
+) -> None:
+    sender, target = hosts
+    target.fabric.arm(1, 0, 1, PAGES * target.groups)
+    sender.fabric.open_transfer(1, 1, immediate(1, 0))
+    for rank in range(sender.groups):
+        sender.submit(1, rank, everything())
+    sender.fabric.finish(1)
+    assert target.wait("reached").count == PAGES * target.groups
+    sender.wait("drained", transfer=1)
+    for ours, theirs in zip(sender.memories, target.memories, strict=True):
+        for source, destination, _ in everything():
+            assert (
+                theirs[destination * PAGE_BYTES : (destination + 1) * PAGE_BYTES]
+                == ours[source * PAGE_BYTES : (source + 1) * PAGE_BYTES]
+            )
+    done = [row["done_pages"] for row in sender.fabric.nic_statistics()]
+    assert sum(int(pages) for pages in done) == PAGES * sender.groups
+    assert all(int(pages) >= PAGES // 4 for pages in done), "both NICs work"
+    received = [row["received_units"] for row in target.fabric.nic_statistics()]
+    assert received == done
+    assert len(sender.fabric.close_transfer(1)) == sender.groups
+
+
+def test_a_failure_on_one_nic_ends_the_transfer_on_all(hosts: tuple[Host, Host]) -> None:
+    sender, target = hosts
+    sender.fabric.open_transfer(1, 1, immediate(1, 0))
+    for _ in range(200):
+        for rank in range(sender.groups):
+            sender.submit(1, rank, everything())
+    while sender.fabric.statistics()["posted_writes"] < 40:
+        sender.gather(0.001)
+    target.fabric.fence(1, (0, 0))
+    target.wait("fenced", pair=(0, 0))
+    assert sender.wait("failed", transfer=1).pairs in ([(0, 0)], [])
+    assert sender.wait("settled", transfer=1).pairs in ([(0, 0)], [])
+    assert sender.fabric.statistics()["writes"] == 0
+    assert sender.fabric.statistics()["posted_pages"] < 200 * PAGES * sender.groups
+    sender.wait("lost", pair=(0, 0))
+    # The other pair lives: what its region holds can still be sent over it.
+    rank = sender.groups - 1
+    target.fabric.arm(2, 0, 1, PAGES)
+    sender.fabric.open_transfer(2, 1, immediate(2, 0))
+    sender.submit(2, rank, everything())
+    sender.fabric.finish(2)
+    target.wait("reached", slot=2)
+    sender.wait("drained", transfer=2)
+    statistics = target.fabric.peer_statistics()
+    assert {(row["local_nic"], row["remote_nic"]) for row in statistics} == {(0, 0), (1, 1)}
+
+
+def test_the_whole_session_is_fenced_over_all_nics(hosts: tuple[Host, Host]) -> None:
+    sender, target = hosts
+    sender.fabric.open_transfer(1, 1, immediate(1, 0))
+    for _ in range(50):
+        for rank in range(sender.groups):
+            sender.submit(1, rank, everything())
+    target.fabric.fence(1)
+    target.wait("fenced", pair=(-1, -1))
+    before = [bytes(memory) for memory in target.memories]
+    sender.wait("failed", transfer=1)
+    sender.wait("settled", transfer=1)
+    assert [bytes(memory) for memory in target.memories] == before
+    sender.fabric.fence(1)
+    sender.wait("fenced", pair=(-1, -1))
+    for host in hosts:
+        host.gather()
+        assert [event for event in host.events if event.kind == "fenced"] == []
+        assert host.fabric.statistics()["connections"] == 0
+        assert host.fabric.statistics()["sessions"] == 0
