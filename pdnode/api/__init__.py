@@ -1,0 +1,1 @@
+"""The aiohttp surface: OpenAI routes, probes and metrics, and the peer link."""

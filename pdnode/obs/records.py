@@ -1,0 +1,66 @@
+"""What finished transfers and requests leave behind: bounded rings, read by admin API and demo."""
+
+from collections import deque
+
+import msgspec
+
+RING = 1024
+
+
+class LayerTimes(msgspec.Struct, frozen=True):
+    """One layer of one chunk on one route. Times in ns of CLOCK_MONOTONIC of the prefill node."""
+
+    chunk: int
+    layer: int
+    raised_ns: int
+    posted_ns: int
+    done_ns: int
+    bytes: int
+    writes: int
+
+
+class TransferRecord(msgspec.Struct, frozen=True):
+    """One finished transfer, as the prefill node's core saw it."""
+
+    key: str
+    request_id: str
+    peer: str
+    outcome: str
+    tokens: int
+    pages: int
+    bytes: int
+    writes: int
+    queue_s: float
+    prefill_s: float
+    total_s: float
+    layers: tuple[LayerTimes, ...]
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """One finished request, as the decode (or colocated) node saw it; all durations on its clock.
+
+    `ttft_s` = admit_s + prefill_queue_s + prefill_s + transfer_wait_s + first_step_s. Local
+    prefill: `prefill_queue_s` and `transfer_wait_s` are 0, `prefill_s` ends with the first token.
+    """
+
+    request_id: str
+    prefill: str
+    finish: str
+    prompt_tokens: int
+    output_tokens: int
+    admit_s: float
+    prefill_queue_s: float
+    prefill_s: float
+    transfer_wait_s: float
+    first_step_s: float
+    ttft_s: float
+    decode_s: float
+    total_s: float
+
+
+class Records:
+    """The last `RING` of each kind, oldest first."""
+
+    def __init__(self) -> None:
+        self.transfers: deque[TransferRecord] = deque(maxlen=RING)
+        self.requests: deque[RequestRecord] = deque(maxlen=RING)
