@@ -1,0 +1,7 @@
+"""`python -m pdnode` is the command line."""
+
+import sys
+
+from pdnode.cli import main
+
+sys.exit(main())

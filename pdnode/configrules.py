@@ -1,0 +1,225 @@
+"""What must hold between the values of a configuration. Pure: looks at nothing but the records.
+
+A rule says which keys it reads and is skipped when one of them could not be read, so that one
+mistake gives one problem. `CROSS_RULES` run on a parsed file, `NIC_RULES` again once the addresses
+of the NICs have been looked up on the host (confighost.py).
+"""
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pdnode.config import Config
+from pdnode.configkinds import HostPort
+from pdnode.configschema import TEST_PROVIDER
+from pdnode.errors import Problem
+from pdnode.types import Role, WhenNoPrefill
+
+
+class Listener(NamedTuple):
+    where: str  # the key that names it
+    address: HostPort
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    reads: tuple[str, ...]
+    check: Callable[[Config], Iterator[Problem]]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def peers_are_local(config: Config) -> bool:
+    """Every peer that this node can have is on this host."""
+    return is_loopback(config.peer.host) and all(is_loopback(peer.host) for peer in config.prefill)
+
+
+def listeners(config: Config) -> list[Listener]:
+    """What this role binds. Only a prefill node listens for links and on its NICs."""
+    found = [Listener("api.listen", HostPort(config.api.host, config.api.port))]
+    if config.node.role is Role.PREFILL:
+        found.append(Listener("peer.listen", HostPort(config.peer.host, config.peer.port)))
+        if config.fabric.provider in ("tcp", "verbs"):
+            found += [
+                Listener("fabric.port", HostPort(nic.listen, config.fabric.port))
+                for nic in config.fabric.nics
+                if nic.listen
+            ]
+    return found
+
+
+def _collide(one: HostPort, other: HostPort) -> bool:
+    same_host = one.host == other.host or is_wildcard(one.host) or is_wildcard(other.host)
+    return one.port == other.port != 0 and same_host
+
+
+def _ports(config: Config) -> Iterator[Problem]:
+    found = listeners(config)
+    for index, listener in enumerate(found):
+        for earlier in found[:index]:
+            if listener.where != earlier.where and _collide(listener.address, earlier.address):
+                yield Problem(
+                    listener.where,
+                    f"port {listener.address.port} is also that of {earlier.where}; each listener "
+                    "needs its own",
+                )
+                break
+
+
+def _token(config: Config) -> Iterator[Problem]:
+    if not peers_are_local(config) and not config.peer.token_credential:
+        yield Problem(
+            "peer.token_credential",
+            "required, because a peer is not on loopback: name a credential or an absolute path",
+        )
+
+
+def _prefill_tables(config: Config) -> Iterator[Problem]:
+    role = config.node.role
+    if role is not Role.DECODE and config.prefill:
+        yield Problem("prefill", f'only a decode node has [[prefill]] tables, role is "{role}"')
+    names = Counter(peer.name for peer in config.prefill)
+    addresses = Counter((peer.host, peer.port) for peer in config.prefill)
+    for index, peer in enumerate(config.prefill):
+        if names[peer.name] > 1:
+            yield Problem(f"prefill[{index}].name", f'"{peer.name}" is used more than once')
+        if addresses[peer.host, peer.port] > 1:
+            yield Problem(
+                f"prefill[{index}].address", f"{peer.host}:{peer.port} is listed more than once"
+            )
+
+
+def _refuse_needs_prefill(config: Config) -> Iterator[Problem]:
+    refuses = config.node.when_no_prefill is WhenNoPrefill.REFUSE
+    if config.node.role is Role.DECODE and refuses and not config.prefill:
+        yield Problem(
+            "node.when_no_prefill",
+            'a decode node with "refuse" needs at least one [[prefill]] table; use "local" to run '
+            "prompts here",
+        )
+
+
+def page_tokens(config: Config) -> int:
+    """[kv] page_tokens with "auto" resolved (DESIGN.md §4)."""
+    return config.kv.page_tokens or (64 if config.engine.device == "cuda" else 16)
+
+
+def _chunks(config: Config) -> Iterator[Problem]:
+    page = page_tokens(config)
+    if config.engine.chunk_tokens % page:
+        yield Problem(
+            "engine.chunk_tokens",
+            f"{config.engine.chunk_tokens} is not a multiple of kv.page_tokens, which is {page}",
+        )
+
+
+def _device(config: Config) -> Iterator[Problem]:
+    if config.engine.device == "cuda":
+        yield Problem("engine.device", 'this version has no CUDA engine; use "cpu" or "auto"')
+
+
+def _heartbeat(config: Config) -> Iterator[Problem]:
+    peer = config.peer
+    if peer.link_lost_s < 2 * peer.heartbeat_s:
+        yield Problem(
+            "peer.link_lost_s",
+            f"{peer.link_lost_s:g} must be at least twice peer.heartbeat_s, which is "
+            f"{peer.heartbeat_s:g}, or a healthy peer is taken for lost",
+        )
+
+
+def _nics_listed(config: Config) -> Iterator[Problem]:
+    if not config.fabric.nics and config.node.role is not Role.COLOCATED:
+        yield Problem(
+            "fabric.nics",
+            "at least one [[fabric.nics]] table is needed: the provider is "
+            f'"{config.fabric.provider}" and not every peer is on loopback',
+        )
+    names = Counter(nic.name for nic in config.fabric.nics)
+    addresses = Counter(nic.address for nic in config.fabric.nics if nic.address)
+    for index, nic in enumerate(config.fabric.nics):
+        if names[nic.name] > 1:
+            yield Problem(f"fabric.nics[{index}].name", f'"{nic.name}" is listed more than once')
+        elif addresses[nic.address] > 1:
+            yield Problem(
+                f"fabric.nics[{index}].address", f"{nic.address} is listed more than once"
+            )
+
+
+def _nic_addresses(config: Config) -> Iterator[Problem]:
+    remote = not peers_are_local(config)
+    prefill = config.node.role is Role.PREFILL
+    for index, nic in enumerate(config.fabric.nics):
+        where = f"fabric.nics[{index}]"
+        if nic.address and is_wildcard(nic.address):
+            yield Problem(f"{where}.address", f"{nic.address} is no address of a NIC")
+        if remote and not prefill and is_loopback(nic.address):
+            yield Problem(
+                f"{where}.address",
+                f"{nic.address} is loopback, but a [[prefill]] address is on another host",
+            )
+        if not prefill and (nic.listen or nic.advertise):
+            key = "listen" if nic.listen else "advertise"
+            yield Problem(f"{where}.{key}", "only a prefill node listens; remove it")
+        elif prefill and nic.advertise and is_wildcard(nic.advertise):
+            yield Problem(
+                f"{where}.advertise", f"{nic.advertise} can be bound, but no peer can connect to it"
+            )
+        elif prefill and remote and is_loopback(nic.advertise):
+            yield Problem(
+                f"{where}.advertise",
+                f"{nic.advertise} is loopback, but peer.listen serves other hosts: advertise an "
+                "address that they reach",
+            )
+
+
+def _provider(config: Config) -> Iterator[Problem]:
+    if config.fabric.provider == TEST_PROVIDER:
+        yield Problem(
+            "fabric.provider",
+            f'"{TEST_PROVIDER}" is for tests and benchmarks only; use "tcp", "verbs" or "efa"',
+        )
+
+
+TEST_PROVIDER_RULE = Rule(("fabric.provider",), _provider)
+NIC_RULES = (
+    Rule(("fabric.nics", "fabric.provider", "node.role", "peer.listen", "prefill"), _nics_listed),
+    Rule(("fabric.nics", "node.role", "peer.listen", "prefill"), _nic_addresses),
+    Rule(
+        ("api.listen", "peer.listen", "fabric.port", "fabric.nics", "fabric.provider", "node.role"),
+        _ports,
+    ),
+)
+CROSS_RULES = (
+    Rule(("peer.listen", "peer.token_credential", "prefill"), _token),
+    Rule(("node.role", "prefill"), _prefill_tables),
+    Rule(("node.role", "node.when_no_prefill", "prefill"), _refuse_needs_prefill),
+    Rule(("engine.chunk_tokens", "kv.page_tokens", "engine.device"), _chunks),
+    Rule(("engine.device",), _device),
+    Rule(("peer.heartbeat_s", "peer.link_lost_s"), _heartbeat),
+    *NIC_RULES,
+)
+
+
+def broken(config: Config, rules: tuple[Rule, ...], unread: frozenset[str]) -> list[Problem]:
+    """Problems that `rules` find; `unread` are the keys whose values are only placeholders."""
+    return [
+        problem
+        for rule in rules
+        if not unread.intersection(rule.reads)
+        for problem in rule.check(config)
+    ]

@@ -1,0 +1,368 @@
+"""Every key of the configuration file, once: the reader, the example and docs/config.md follow it.
+
+Defaults stand here in the form of the file; the records of config.py repeat them in memory's form
+and a test compares the two. `reload` says whether a running daemon can take a new value.
+"""
+
+from dataclasses import dataclass
+
+from pdnode.configkinds import (
+    AUTO_WORD,
+    AbsolutePath,
+    Address,
+    Choice,
+    Flag,
+    Integer,
+    IpAddress,
+    Kind,
+    Number,
+    Size,
+    Text,
+)
+
+CONFIG_VERSION = 1
+MAX_NICS = 32
+MAX_PREFILL_PEERS = 64
+MAX_SOCKET_PATH = 107  # sun_path of Linux without its final zero
+DEMO_MODEL = "smollm2"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = (AUTO_WORD, "text", "json")
+SERVING_PROVIDERS = ("tcp", "verbs", "efa")
+TEST_PROVIDER = "tcp-rdm"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    name: str
+    kind: Kind
+    default: str | int | float | bool | None  # None: must be given; "": not set
+    doc: str
+    reload: bool = False
+    sample: str = ""  # shown in the example where the default is not set
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`many`: an array of tables (`[[name]]`), at most `most` of them."""
+
+    name: str
+    doc: str
+    keys: tuple[Key, ...]
+    many: bool = False
+    most: int = 1
+
+
+_NAME = Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", allowed="1..63 of A-Z a-z 0-9 . _ -")
+_NAME_OR_NONE = Text(
+    pattern=r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})?", allowed="1..63 of A-Z a-z 0-9 . _ -"
+)
+_DTYPES = Choice((AUTO_WORD, "float32", "bfloat16", "float16"))
+
+NODE = Table(
+    "node",
+    "Who this node is and what it does.",
+    (
+        Key(
+            "id",
+            _NAME_OR_NONE,
+            "",
+            "Name of this node, unique in the deployment. Not set: the host name.",
+            sample="prefill-1",
+        ),
+        Key(
+            "role",
+            Choice(("prefill", "decode", "colocated")),
+            None,
+            "prefill computes prompts for decode nodes; decode takes requests and generates; "
+            "colocated does both alone.",
+        ),
+        Key(
+            "when_no_prefill",
+            Choice(("local", "refuse")),
+            "local",
+            "Decode only, when no prefill peer is usable: run the prompt here, or answer 503.",
+        ),
+        Key("log_level", Choice(LOG_LEVELS), "info", "Least level that is logged.", reload=True),
+        Key(
+            "log_format",
+            Choice(LOG_FORMATS),
+            AUTO_WORD,
+            "auto: colour on a terminal, priority prefixes under journald, else key=value text.",
+        ),
+        Key(
+            "shutdown_timeout_s",
+            Number(0, 86400),
+            240.0,
+            "How long SIGTERM waits for accepted work and transfers before it forces the end.",
+            reload=True,
+        ),
+        Key(
+            "cache_dir",
+            AbsolutePath(),
+            "/var/cache/pdnode",
+            "Where `pdnode model fetch` puts models.",
+        ),
+        Key(
+            "admin_socket",
+            AbsolutePath(most=MAX_SOCKET_PATH),
+            "/run/pdnode/admin.sock",
+            "Unix socket of the admin routes; its directory must exist.",
+        ),
+    ),
+)
+
+MODEL = Table(
+    "model",
+    "The one model that this node serves.",
+    (
+        Key(
+            "path",
+            AbsolutePath((DEMO_MODEL,)),
+            None,
+            'Directory in Hugging Face form, or "smollm2": the one that '
+            "`pdnode model fetch smollm2` made under cache_dir.",
+        ),
+        Key(
+            "name",
+            Text(most=128),
+            "",
+            "Name in the API. Not set: the last component of the path.",
+            sample="smollm2-135m-instruct",
+        ),
+    ),
+)
+
+ENGINE = Table(
+    "engine",
+    "The worker process that runs the model.",
+    (
+        Key(
+            "device",
+            Choice((AUTO_WORD, "cpu", "cuda")),
+            "cpu",
+            "Where the model runs. This version has the CPU engine only.",
+        ),
+        Key("dtype", _DTYPES, AUTO_WORD, "Of weights and activations. auto: float32 on CPU."),
+        Key(
+            "threads",
+            Integer(1, 1024, auto=True),
+            AUTO_WORD,
+            "Threads of a worker. auto: cores of its NUMA node minus one, at least one.",
+        ),
+        Key(
+            "chunk_tokens",
+            Integer(16, 1 << 20),
+            512,
+            "Token budget of one pass; prompts run in chunks of it. A multiple of page_tokens.",
+        ),
+        Key("max_running", Integer(1, 65536), 64, "Sequences in one pass.", reload=True),
+        Key(
+            "max_waiting",
+            Integer(0, 1 << 20),
+            256,
+            "Requests that may wait; one more is refused with 429.",
+            reload=True,
+        ),
+        Key(
+            "start_timeout_s",
+            Number(1, 86400),
+            300.0,
+            "How long a worker may take to load the model and warm up.",
+        ),
+    ),
+)
+
+KV = Table(
+    "kv",
+    "The paged KV cache. page_tokens and dtype must be the same on all peers.",
+    (
+        Key(
+            "page_tokens",
+            Integer(1, 1024, auto=True),
+            AUTO_WORD,
+            "Tokens of one page. auto: 16 on CPU, 64 on CUDA.",
+        ),
+        Key(
+            "pool_bytes",
+            Size(1 << 20, 1 << 44, auto=True),
+            AUTO_WORD,
+            "Memory for pages. auto: a share of what is free after loading and warm-up.",
+        ),
+        Key("dtype", _DTYPES, AUTO_WORD, "Of keys and values. auto: as engine.dtype."),
+        Key(
+            "max_quarantined_ratio",
+            Number(0.01, 1),
+            0.5,
+            "Share of the pool that may wait for a fence; above it nothing is admitted.",
+            reload=True,
+        ),
+    ),
+)
+
+FABRIC = Table(
+    "fabric",
+    "The transfer engine: libfabric and its NICs. The provider is never replaced by another one.",
+    (
+        Key(
+            "provider",
+            Choice((*SERVING_PROVIDERS, TEST_PROVIDER)),
+            "tcp",
+            "libfabric provider, the same on all peers. tcp-rdm is for tests and benchmarks only.",
+        ),
+        Key(
+            "library",
+            AbsolutePath((AUTO_WORD,)),
+            AUTO_WORD,
+            "libfabric.so.1, version 1.18 or newer. auto: EFA's, then the system's, then the "
+            "Python package's.",
+        ),
+        Key(
+            "port",
+            Integer(0, 65535),
+            7701,
+            "Prefill with tcp or verbs: listening port of every NIC. 0: any free one.",
+        ),
+        Key(
+            "poll",
+            Choice(("adaptive", "busy")),
+            "adaptive",
+            "busy never sleeps: lowest latency, and it wants a free core for itself.",
+        ),
+    ),
+)
+
+NIC = Table(
+    "fabric.nics",
+    "One per NIC. May be left out where every peer is on this host (loopback).",
+    (
+        Key("name", _NAME, None, "Network interface or RDMA device.", sample="lo"),
+        Key(
+            "address",
+            IpAddress(),
+            "",
+            "Source address. Not set: the first address of the interface. efa needs none.",
+            sample="127.0.0.1",
+        ),
+        Key(
+            "listen",
+            IpAddress(),
+            "",
+            "Prefill only: the address to bind. Not set: address.",
+            sample="0.0.0.0",
+        ),
+        Key(
+            "advertise",
+            IpAddress(),
+            "",
+            "Prefill only: the address that peers connect to. Not set: listen, or address where "
+            "listen is a wildcard.",
+            sample="192.0.2.10",
+        ),
+    ),
+    many=True,
+    most=MAX_NICS,
+)
+
+API = Table(
+    "api",
+    "The HTTP listener: OpenAI routes, probes, metrics. It has no authentication.",
+    (
+        Key("listen", Address(0), "127.0.0.1:8000", "Address to bind. Port 0: any free one."),
+        Key(
+            "max_body_bytes",
+            Size(1 << 10, 1 << 30),
+            "8MiB",
+            "Largest request body; a larger one is refused with 413.",
+            reload=True,
+        ),
+        Key(
+            "max_connections",
+            Integer(1, 1 << 20),
+            4096,
+            "Client connections at a time.",
+            reload=True,
+        ),
+    ),
+)
+
+PEER = Table(
+    "peer",
+    "The peer link and its clocks. A prefill node listens, decode nodes connect.",
+    (
+        Key(
+            "listen",
+            Address(0),
+            "127.0.0.1:7700",
+            "Prefill only: address to bind for links. Port 0: any free one.",
+        ),
+        Key(
+            "token_credential",
+            Text(pattern=r"[^\x00-\x20\x7f]*", allowed="a credential name or an absolute path"),
+            "",
+            "The secret that peers share: a file of this name in $CREDENTIALS_DIRECTORY, or an "
+            "absolute path with mode 0600. Required unless every peer is on loopback.",
+            reload=True,
+            sample="peer-token",
+        ),
+        Key("heartbeat_s", Number(0.05, 60), 0.5, "Time between two heartbeats."),
+        Key("link_lost_s", Number(0.1, 600), 3.0, "A peer silent for so long is lost."),
+        Key("stall_s", Number(0.1, 600), 3.0, "A NIC without progress for so long is lost."),
+        Key(
+            "drained_timeout_s",
+            Number(0.1, 3600),
+            10.0,
+            "How long pages wait for the writer's word before the link is dropped and fenced.",
+        ),
+        Key(
+            "request_stall_s",
+            Number(0.1, 86400),
+            30.0,
+            "A request without progress for so long fails.",
+            reload=True,
+        ),
+        Key("connect_timeout_s", Number(0.1, 600), 5.0, "Limit of every step of a connection."),
+        Key("reconnect_max_s", Number(0.2, 3600), 5.0, "Longest pause between two attempts."),
+        Key("max_peers", Integer(1, 4096), 64, "Links at a time.", reload=True),
+    ),
+)
+
+PREFILL = Table(
+    "prefill",
+    "Decode only: one per prefill node.",
+    (
+        Key(
+            "name",
+            _NAME_OR_NONE,
+            "",
+            "Name in logs, metrics and X-Pdnode-Prefill. Not set: the address.",
+            reload=True,
+            sample="prefill-1",
+        ),
+        Key(
+            "address",
+            Address(1),
+            None,
+            "Where that node's [peer] listen is reached.",
+            reload=True,
+            sample="127.0.0.1:7700",
+        ),
+    ),
+    many=True,
+    most=MAX_PREFILL_PEERS,
+)
+
+METRICS = Table(
+    "metrics",
+    "What /metrics shows.",
+    (
+        Key(
+            "vllm_names",
+            Flag(),
+            True,
+            "Also under the vllm: names that common dashboards query.",
+        ),
+    ),
+)
+
+TABLES = (NODE, MODEL, ENGINE, KV, FABRIC, NIC, API, PEER, PREFILL, METRICS)
+"""In the order of the file."""

@@ -1,0 +1,143 @@
+"""One request on its way through this node: admitted, prefilled somewhere, decoded, finished."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from pdnode.core.request import Request, TokenEvent
+from pdnode.core.schedule import Chunk
+from pdnode.engine.protocol import Sampling
+from pdnode.errors import Cause
+from pdnode.messenger.pull import Pull
+from pdnode.obs.records import RequestRecord
+
+
+@dataclass(slots=True)
+class Times:
+    """Monotonic times of one request, in seconds; 0 while it has not come so far."""
+
+    submitted: float
+    begun: float = 0.0  # dispatched, or entered the schedule for a local prefill
+    complete: float = 0.0  # every page is here
+    first_token: float = 0.0
+    ended: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """Implements api.service.Generation and steps.Runner. Runs on the event loop.
+
+    `leave(flight)` is set by the service for the phase that the request is in: it gives back all
+    that the phase holds. It is called exactly once, by whoever ends the request.
+    """
+
+    request: Request
+    clock: Callable[[], float]
+    times: Times
+    on_end: Callable[["Flight"], None]
+    prefill: str = "local"
+    pull: Pull | None = None
+    task: asyncio.Task[None] | None = None
+    leave: Callable[[], None] | None = None
+    generated: int = 0
+    finish: str | None = None  # stop | length | cancelled | the code of a Cause
+    _queue: asyncio.Queue[TokenEvent | Cause | None] = field(default_factory=asyncio.Queue)
+
+    # api.service.Generation
+
+    async def events(self) -> AsyncIterator[TokenEvent]:
+        while True:
+            item = await self._queue.get()
+            if item is None:
+                return
+            if isinstance(item, Cause):
+                raise item
+            yield item
+            if item.finish is not None:
+                return
+
+    def cancel(self, reason: str) -> None:
+        """End without an answer (`reason`: "cancelled" or "stop"). Idempotent."""
+        if self.finish is None:
+            self._end(reason)
+            self._queue.put_nowait(None)
+
+    def fail(self, cause: Cause) -> None:
+        if self.finish is None:
+            self._end(cause.code)
+            self._queue.put_nowait(cause)
+
+    # steps.Runner
+
+    def planned(self, chunk: Chunk, base: int) -> None:
+        pass
+
+    def computed(self, chunk: Chunk) -> None:
+        pass
+
+    def sampling(self) -> Sampling:
+        request = self.request
+        held = self.generated < request.min_tokens
+        return Sampling(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            seed=request.seed,
+            draw=self.generated,
+            banned=sorted(request.stop_tokens) if held else [],
+        )
+
+    def drew(self, token: int, logprob: float) -> None:
+        self.generated += 1
+        if self.generated == 1:
+            self.times.first_token = self.clock()
+        finish = None
+        if token in self.request.stop_tokens:
+            finish = "stop"
+        elif self.generated >= self.request.max_tokens:
+            finish = "length"
+        if finish is not None:
+            self._end(finish)
+        self._queue.put_nowait(TokenEvent(token, logprob, finish))
+
+    # the end
+
+    def _end(self, finish: str) -> None:
+        self.finish = finish
+        self.times.ended = self.clock()
+        self.on_end(self)
+        leave, self.leave = self.leave, None
+        if leave is not None:
+            leave()
+        task = self.task
+        if task is not None and not task.done() and task is not asyncio.current_task():
+            task.cancel()
+
+    def record(self) -> RequestRecord:
+        """Durations of the phases; see RequestRecord."""
+        times, pull = self.times, self.pull
+        ended = times.ended
+        begun = times.begun or ended
+        first = times.first_token or ended
+        complete = times.complete or first
+        if pull is None:
+            queue_s, prefill_s, transfer_s, first_step_s = 0.0, first - begun, 0.0, 0.0
+        else:
+            queue_s, prefill_s = pull.queue_s, pull.prefill_s
+            transfer_s = complete - begun - queue_s - prefill_s
+            first_step_s = first - complete
+        return RequestRecord(
+            request_id=self.request.request_id,
+            prefill=self.prefill,
+            finish=self.finish or "",
+            prompt_tokens=len(self.request.prompt),
+            output_tokens=self.generated,
+            admit_s=begun - times.submitted,
+            prefill_queue_s=queue_s,
+            prefill_s=prefill_s,
+            transfer_wait_s=transfer_s,
+            first_step_s=first_step_s,
+            ttft_s=first - times.submitted,
+            decode_s=ended - first,
+            total_s=ended - times.submitted,
+        )

@@ -1,0 +1,365 @@
+"""The node: builds every part for its role, joins them, and takes them down in order.
+
+Order of life: listeners (so that probes answer) → transfer core → worker → messenger and peer
+links → serving → draining → everything closed, links before the core, the core before the worker.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Coroutine
+
+from pdnode import __version__
+from pdnode.api.admin import build_admin_app, listen_admin
+from pdnode.api.app import build_app
+from pdnode.api.listener import ApiListener
+from pdnode.api.peer import PeerDialer, PeerListener
+from pdnode.config import Config
+from pdnode.core.heartbeat import Counters
+from pdnode.core.hello import wire_geometry
+from pdnode.core.slots import SlotPool
+from pdnode.core.wire import PROTOCOL_MAX, PROTOCOL_MIN, Hello
+from pdnode.daemon.engine import Engine, start_engine
+from pdnode.daemon.figures import Figures
+from pdnode.daemon.peering import Peering
+from pdnode.daemon.service import NodeService
+from pdnode.daemon.transfer import Transfer, open_transfer
+from pdnode.engine.protocol import Loading
+from pdnode.errors import ConfigError, EngineDied, Exit, Problem, Unavailable
+from pdnode.messenger.dispatch import DispatchLimits
+from pdnode.messenger.peer_link import Identity
+from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
+from pdnode.messenger.pull import PullMessenger
+from pdnode.messenger.push import PushMessenger, SourceRegion
+from pdnode.messenger.session import PeerSession
+from pdnode.models.config import load_config
+from pdnode.models.fingerprint import fingerprint
+from pdnode.models.tokenizer import Tokenizer
+from pdnode.obs.log import event
+from pdnode.obs.metrics import Metrics
+from pdnode.obs.records import Records
+from pdnode.types import BootId, Role
+
+TICK_S = 0.25
+DRAIN_POLL_S = 0.05
+_log = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> int:
+    """Run this node until a signal ends it; the exit code."""
+    return asyncio.run(Node(config).run())
+
+
+class Node:
+    """One daemon. `run` is called once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._model = load_config(config.model.path)
+        self._tokenizer = Tokenizer.load(config.model.path)
+        self._records = Records()
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._died: str | None = None
+        self._engine: Engine | None = None
+        self._transfer: Transfer | None = None
+        self._peers: PeerManager | None = None
+        self._pull: PullMessenger | None = None
+        self._push: PushMessenger | None = None
+        self._service = NodeService(
+            role=config.node.role,
+            policy=config.node.when_no_prefill,
+            model_name=config.model.name,
+            context_tokens=self._model.context_tokens,
+            vocabulary=self._model.vocabulary,
+            max_waiting=config.engine.max_waiting,
+            records=self._records,
+            clock=time.monotonic,
+        )
+        self._figures = Figures(config, self._service)
+
+    async def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        async with contextlib.AsyncExitStack() as stack:
+            await self._listen(stack)
+            if not await self._unless_stopped(self._load(stack)):
+                return Exit.OK  # stopped while loading: there was nothing to drain
+            event(
+                _log, logging.INFO, "node.serving", "serving",
+                role=self._config.node.role, model=self._config.model.name,
+            )  # fmt: skip
+            background = [
+                asyncio.create_task(self._run_steps()),
+                asyncio.create_task(self._tick()),
+            ]
+            await self._stop.wait()
+            code = await self._drain()
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+        event(_log, logging.INFO, "node.stopped", "stopped", exit_code=int(code))
+        return code
+
+    # building
+
+    async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
+        """The API and admin listeners. ConfigError if an address cannot be bound."""
+        config = self._config
+        metrics = Metrics(
+            self._figures.read,
+            model=config.model.name,
+            version=__version__,
+            vllm_names=config.metrics.vllm_names,
+        )
+        app = build_app(self._service, self._tokenizer, config.api, metrics)
+        listener = ApiListener(app, config.api)
+        try:
+            host, port = await listener.start()
+        except OSError as error:
+            where = f"{config.api.host}:{config.api.port}"
+            raise ConfigError([Problem("api.listen", f"{where}: {error.strerror}")]) from error
+        stack.push_async_callback(listener.stop)
+        try:
+            admin = await listen_admin(build_admin_app(self._records), config.node.admin_socket)
+        except OSError as error:
+            where = str(config.node.admin_socket)
+            problem = Problem("node.admin_socket", f"{where}: {error.strerror}")
+            raise ConfigError([problem]) from error
+        stack.callback(config.node.admin_socket.unlink, missing_ok=True)
+        stack.push_async_callback(admin.cleanup)
+        event(_log, logging.INFO, "api.listening", "API listens", host=host, port=port)
+
+    async def _load(self, stack: contextlib.AsyncExitStack) -> None:
+        """Transfer core, worker, messenger: everything that stands on the model."""
+        config = self._config
+        model_print = await asyncio.to_thread(fingerprint, config.model.path)
+        wake_fds = []
+        if config.node.role is not Role.COLOCATED:
+            self._service.loading = "opening the NICs"
+            transfer = await asyncio.to_thread(open_transfer, config)
+            self._transfer = transfer
+            stack.callback(transfer.engine.close)
+            transfer.engine.start(asyncio.get_running_loop())
+            wake_fds = [transfer.wake_fd]
+        engine = await start_engine(config, wake_fds, self._on_loading)
+        stack.push_async_callback(engine.worker.close)
+        self._engine = engine
+        self._figures.pool = engine.gate.pool
+        if self._transfer is not None:
+            await self._join(self._transfer, engine, model_print, stack)
+        self._service.start(
+            gate=engine.gate, steps=engine.steps, peers=self._peers, pulls=self._pull
+        )
+
+    def _on_loading(self, loading: Loading) -> None:
+        self._service.loading = f"{loading.what} {loading.ratio:.0%}"
+
+    async def _join(
+        self,
+        transfer: Transfer,
+        engine: Engine,
+        model_print: str,
+        stack: contextlib.AsyncExitStack,
+    ) -> None:
+        """Messenger and peer links over the worker's memory."""
+        config = self._config
+        region = transfer.add_memory(engine.worker, engine.geometry)
+        boot = BootId(os.urandom(16).hex())
+        hello = self._hello(boot, engine, transfer, model_print)
+        peering = Peering(
+            self._make_push(transfer, engine, region)
+            if config.node.role is Role.PREFILL
+            else self._make_pull(transfer, engine, boot)
+        )
+        self._figures.fences = peering.fences
+        dialer = PeerDialer(config.peer)
+        stack.push_async_callback(dialer.close)
+        self._peers = PeerManager(
+            config,
+            Identity(
+                hello,
+                transfer.nics,
+                {} if config.node.role is Role.PREFILL else {0: region.region},
+            ),
+            transfer.fabric,
+            peering,
+            dial=dialer.dial,
+            counters=self._counters,
+        )
+        self._figures.peers = self._peers
+        transfer.engine.on(SESSION_EVENTS, self._peers.fabric_event)
+        if config.node.role is Role.PREFILL:
+            await self._accept_peers(self._peers, stack)
+        stack.push_async_callback(self._peers.close)  # before the listener stops
+        self._peers.start()
+
+    async def _accept_peers(self, peers: PeerManager, stack: contextlib.AsyncExitStack) -> None:
+        listener = PeerListener(self._config.peer, peers.accept)
+        try:
+            host, port = await listener.start()
+        except OSError as error:
+            where = f"{self._config.peer.host}:{self._config.peer.port}"
+            raise ConfigError([Problem("peer.listen", f"{where}: {error.strerror}")]) from error
+        stack.push_async_callback(listener.stop)
+        event(_log, logging.INFO, "peer.listening", "peer link listens", host=host, port=port)
+
+    def _make_push(self, transfer: Transfer, engine: Engine, region: SourceRegion) -> PushMessenger:
+        limits = DispatchLimits(
+            vocabulary=self._model.vocabulary,
+            context_tokens=self._model.context_tokens,
+            max_waiting=self._config.engine.max_waiting,
+        )
+        self._push = PushMessenger(
+            geometry=engine.geometry,
+            limits=limits,
+            fabric=transfer.fabric,
+            regions=[region],
+            gate=engine.gate,
+            schedule=engine.steps,
+            peer=self._config.peer,
+            drop_link=self._drop_link,
+            records=self._records,
+            clock=time.monotonic,
+        )
+        transfer.engine.on(frozenset({"drained", "failed", "settled"}), self._push.fabric_event)
+        self._figures.push = self._push
+        return self._push
+
+    def _make_pull(self, transfer: Transfer, engine: Engine, boot: BootId) -> PullMessenger:
+        self._pull = PullMessenger(
+            boot=boot,
+            geometry=engine.geometry,
+            fabric=transfer.fabric,
+            gate=engine.gate,
+            slots=SlotPool(),
+            peer=self._config.peer,
+            drop_link=self._drop_link,
+            clock=time.monotonic,
+        )
+        transfer.engine.on(frozenset({"reached", "overshoot"}), self._pull.fabric_event)
+        self._figures.pull = self._pull
+        return self._pull
+
+    def _hello(self, boot: BootId, engine: Engine, transfer: Transfer, model_print: str) -> Hello:
+        config = self._config
+        return Hello(
+            node=config.node.id,
+            boot=boot,
+            role=config.node.role,
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            pdnode_version=__version__,
+            model=config.model.name,
+            fingerprint=model_print,
+            geometry=wire_geometry(engine.geometry),
+            context_tokens=self._model.context_tokens,
+            provider=config.fabric.provider,
+            libfabric=transfer.fabric.library_version,
+        )
+
+    def _drop_link(self, session: PeerSession, text: str) -> None:
+        assert self._peers is not None
+        self._peers.drop(session, text)
+
+    def _counters(self) -> Counters:
+        engine, transfer = self._engine, self._transfer
+        assert engine is not None
+        assert transfer is not None
+        steps = engine.steps
+        return Counters(
+            steps=steps.figures.steps,
+            step_busy=steps.busy,
+            core=transfer.fabric.statistics()["turns"],
+            waiting_tokens=steps.waiting_tokens(),
+            free_pages=engine.gate.pool.counts.free,
+        )
+
+    # running
+
+    async def _unless_stopped(self, work: Coroutine[None, None, None]) -> bool:
+        """Runs `work`; False if a signal came first, then `work` is cancelled."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            return False
+        stop.cancel()
+        await task
+        return True
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._stop.set()
+
+    async def _run_steps(self) -> None:
+        """The step loop. A worker that dies ends every request and then the node."""
+        assert self._engine is not None
+        steps = self._engine.steps
+        running: asyncio.Future[None] = asyncio.ensure_future(steps.run())
+        died: asyncio.Future[EngineDied] = self._engine.worker.died
+        try:
+            died.add_done_callback(lambda _: running.cancel())
+            await asyncio.wait([running])
+            if died.done():
+                raise died.result()
+            running.result()
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests must hear of it
+            running.cancel()
+            if not isinstance(error, EngineDied):
+                _log.exception("the step loop failed")
+            self._engine_died(str(error))
+
+    def _engine_died(self, text: str) -> None:
+        if self._died is not None:
+            return
+        self._died = text
+        event(_log, logging.ERROR, "engine.died", "the engine died", cause=text)
+        self._service.engine_died(text)
+        if self._push is not None:
+            self._push.engine_failed(text)
+        self._stop.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._pull is not None:
+                self._pull.tick()
+            if self._push is not None:
+                self._push.tick()
+
+    # stopping
+
+    async def _drain(self) -> int:
+        """Finish what was accepted, within the bound or until a second signal; the exit code."""
+        self._service.draining = True
+        if self._push is not None:
+            self._push.draining = True
+        if self._peers is not None:
+            self._peers.drain(True)
+        if self._died is not None:
+            return Exit.INTERNAL
+        event(_log, logging.INFO, "node.draining", "draining", requests=self._open_work())
+        deadline = time.monotonic() + self._config.node.shutdown_timeout_s
+        while self._open_work():
+            if self._signals > 1 or time.monotonic() > deadline:
+                self._service.fail_all(Unavailable("this node is shutting down"))
+                if self._push is not None:
+                    self._push.engine_failed("this node is shutting down")
+                return Exit.FORCED
+            await asyncio.sleep(DRAIN_POLL_S)
+        return Exit.OK
+
+    def _open_work(self) -> int:
+        """Requests, and transfers that still owe or are owed a `drained`."""
+        push = 0 if self._push is None else self._push.open_pushes
+        pull = 0 if self._pull is None else self._pull.open_pulls
+        return self._service.open_requests + push + pull

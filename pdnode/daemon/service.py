@@ -1,0 +1,323 @@
+"""Requests in, tokens out: admission, choice of the prefill, fall-back, release of pages.
+
+Each admitted request is one task until its sequence is in the schedule; from then on the step loop
+drives it. Whatever happens, the pages of a request are given back by exactly one of: the gate's
+cancelled wait, the pull's grant, or the local release.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from pdnode.core.request import Request
+from pdnode.core.schedule import Sequence
+from pdnode.core.transfer import FailCause
+from pdnode.daemon.flight import Flight, Times
+from pdnode.daemon.steps import StepLoop
+from pdnode.errors import BadRequest, Cause, PrefillLost, QueueFull, Stalled, Unavailable
+from pdnode.messenger.gate import PageGate
+from pdnode.messenger.pull import Outcome, PullMessenger
+from pdnode.messenger.session import PeerSession
+from pdnode.obs.records import Records
+from pdnode.types import NodeId, Role, Run, SessionId, WhenNoPrefill
+
+MAX_ATTEMPTS = 3
+"""Dispatches for one request, over all peers, before the policy decides."""
+
+
+class Peers(Protocol):
+    """The peer manager as the service needs it."""
+
+    def usable_prefills(self) -> Iterable[PeerSession]: ...
+
+
+class NodeService:
+    """Implements api.service.Service for every role. Built before the model is loaded."""
+
+    def __init__(
+        self,
+        *,
+        role: Role,
+        policy: WhenNoPrefill,
+        model_name: str,
+        context_tokens: int,
+        vocabulary: int,
+        max_waiting: int,
+        records: Records,
+        clock: Callable[[], float],
+    ) -> None:
+        self._role = role
+        self._policy = policy
+        self._model_name = model_name
+        self._context_tokens = context_tokens
+        self._vocabulary = vocabulary
+        self._max_waiting = max_waiting
+        self._records = records
+        self._clock = clock
+        self._gate: PageGate | None = None
+        self._steps: StepLoop | None = None
+        self._peers: Peers | None = None
+        self._pulls: PullMessenger | None = None
+        self._flights: set[Flight] = set()
+        self._turn = 0
+        self._dead: str | None = None
+        self.local_prefills: Counter[str] = Counter()  # on a decode node, by reason
+        self.draining = False
+        self.loading = "starting"
+
+    def start(
+        self,
+        *,
+        gate: PageGate,
+        steps: StepLoop,
+        peers: Peers | None = None,
+        pulls: PullMessenger | None = None,
+    ) -> None:
+        """The model is loaded. `peers` and `pulls` on a decode node."""
+        self._gate, self._steps, self._peers, self._pulls = gate, steps, peers, pulls
+        self.loading = ""
+
+    # api.service.Service
+
+    @property
+    def model_name(self) -> str:
+        return self._model_name
+
+    @property
+    def context_tokens(self) -> int:
+        return self._context_tokens
+
+    @property
+    def capacity_tokens(self) -> int:
+        if self._gate is None or self._steps is None:
+            return 0
+        return sum(self._gate.pool.counts) * self._steps.page_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        return self._vocabulary
+
+    def role(self) -> str:
+        return self._role
+
+    def may_generate(self) -> bool:
+        return self._role is not Role.PREFILL
+
+    def alive(self) -> bool:
+        return self._dead is None
+
+    def not_ready(self) -> list[str]:
+        reasons = []
+        if self._dead is not None:
+            reasons.append(self._dead)
+        elif self.loading:
+            reasons.append(f"loading: {self.loading}")
+        elif self._refuses() and not self._usable():
+            reasons.append("no usable prefill peer, and when_no_prefill is refuse")
+        if self.draining:
+            reasons.append("draining")
+        return reasons
+
+    async def submit(self, request: Request) -> Flight:
+        reasons = self.not_ready()
+        if reasons:
+            raise Unavailable(reasons[0])
+        assert self._gate is not None
+        assert self._steps is not None
+        if self.waiting >= self._max_waiting:
+            raise QueueFull(f"{self.waiting} requests wait, at most {self._max_waiting} may")
+        tokens = len(request.prompt) + request.max_tokens
+        if tokens > self.capacity_tokens:
+            there = self.capacity_tokens
+            text = f"prompt and max_tokens need {tokens} tokens of KV cache, {there} are there"
+            raise BadRequest(text, param="max_tokens")
+        flight = Flight(
+            request,
+            self._clock,
+            Times(self._clock()),
+            on_end=self._on_end,
+        )
+        self._flights.add(flight)
+        flight.task = asyncio.get_running_loop().create_task(self._place(flight))
+        return flight
+
+    # what the daemon asks
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a first token."""
+        return sum(flight.generated == 0 for flight in self._flights)
+
+    @property
+    def running(self) -> int:
+        return len(self._flights) - self.waiting
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._flights)
+
+    def fail_all(self, cause: Cause) -> None:
+        for flight in list(self._flights):
+            flight.fail(cause)
+
+    def engine_died(self, text: str) -> None:
+        self._dead = text
+        self.fail_all(Cause(text))
+
+    # inside: where the prompt is computed
+
+    async def _place(self, flight: Flight) -> None:
+        assert self._gate is not None
+        try:
+            if self._role is Role.DECODE and len(flight.request.prompt) > 1:
+                await self._place_remote(flight)
+            else:
+                self._start_local(flight, await self._reserve(flight))
+        except Cause as cause:
+            flight.fail(cause)
+
+    async def _reserve(self, flight: Flight) -> tuple[Run, ...]:
+        assert self._gate is not None
+        assert self._steps is not None
+        request = flight.request
+        # The last token generated is never run, so its KV needs no place.
+        tokens = len(request.prompt) + request.max_tokens - 1
+        return await self._gate.reserve(-(-tokens // self._steps.page_tokens))
+
+    async def _place_remote(self, flight: Flight) -> None:
+        """One prefill peer after the other, then the policy."""
+        assert self._gate is not None
+        tried: set[SessionId] = set()
+        last: Cause = Unavailable("no usable prefill peer, and when_no_prefill is refuse")
+        while True:
+            pages = await self._reserve(flight)
+            session = None
+            if len(tried) < MAX_ATTEMPTS:
+                session = self._choose(tried, len(flight.request.prompt))
+            if session is None:
+                if self._policy is WhenNoPrefill.LOCAL:
+                    self.local_prefills["retry" if tried else "no_peer"] += 1
+                    self._start_local(flight, pages)
+                    return
+                self._gate.release(pages)
+                raise last
+            tried.add(session.session)
+            outcome = await self._pull(flight, session, pages)
+            if outcome is None:
+                continue
+            if outcome.complete:
+                return
+            last = _cause(outcome, session.node)
+
+    async def _pull(
+        self, flight: Flight, session: PeerSession, pages: tuple[Run, ...]
+    ) -> Outcome | None:
+        """One attempt at one peer; None if it was gone before the dispatch."""
+        assert self._gate is not None
+        assert self._pulls is not None
+        try:
+            slot = await self._pulls.take_slot()
+        except asyncio.CancelledError:
+            self._gate.release(pages)
+            raise
+        if not session.up or session.draining:
+            self._pulls.return_slot(slot)
+            self._gate.release(pages)
+            return None
+        flight.prefill = session.node
+        flight.times.begun = self._clock()
+        pull = self._pulls.begin(
+            session,
+            request_id=flight.request.request_id,
+            prompt=flight.request.prompt,
+            pages=pages,
+            slot=slot,
+            priority=flight.request.priority,
+        )
+        try:
+            outcome = await pull.outcome
+        except asyncio.CancelledError:
+            self._pulls.abandon(pull)
+            raise
+        if outcome.complete:
+            if not pull.grant.reading:  # lost between the event and this task's turn
+                return Outcome(complete=False, cause=FailCause.OVERSHOOT, text="pages were lost")
+            flight.pull = pull
+            flight.times.complete = pull.complete_at
+            pull.broken = lambda text: flight.fail(PrefillLost(text))
+            pulls = self._pulls
+            self._start(
+                flight,
+                pages,
+                computed=len(flight.request.prompt) - 1,
+                release=lambda: pulls.end(pull),
+            )
+        return outcome
+
+    def _choose(self, tried: set[SessionId], prompt_tokens: int) -> PeerSession | None:
+        """The usable peer with the fewest outstanding prompt tokens; ties in turn."""
+        assert self._pulls is not None
+        found = [
+            session
+            for session in self._usable()
+            if session.session not in tried and session.hello.context_tokens >= prompt_tokens - 1
+        ]
+        if not found:
+            return None
+        self._turn += 1
+        turned = found[self._turn % len(found) :] + found[: self._turn % len(found)]
+        pulls = self._pulls
+        return min(turned, key=lambda session: pulls.outstanding_tokens(NodeId(session.node)))
+
+    def _refuses(self) -> bool:
+        return self._role is Role.DECODE and self._policy is WhenNoPrefill.REFUSE
+
+    def _usable(self) -> list[PeerSession]:
+        if self._peers is None:
+            return []
+        return [session for session in self._peers.usable_prefills() if not session.draining]
+
+    def _start_local(self, flight: Flight, pages: tuple[Run, ...]) -> None:
+        assert self._gate is not None
+        gate = self._gate
+        flight.prefill = "local"
+        flight.times.begun = self._clock()
+        gate.pool.activate(pages)
+        self._start(flight, pages, computed=0, release=lambda: gate.release(pages))
+
+    def _start(
+        self,
+        flight: Flight,
+        pages: tuple[Run, ...],
+        *,
+        computed: int,
+        release: Callable[[], None],
+    ) -> None:
+        """The sequence enters the schedule; `release` gives its pages back once it has left."""
+        assert self._steps is not None
+        steps = self._steps
+        sequence = Sequence(
+            sequence=steps.next_sequence(),
+            tokens=list(flight.request.prompt),
+            prompt_tokens=len(flight.request.prompt),
+            pages=pages,
+            computed=computed,
+            priority=flight.request.priority,
+        )
+        flight.leave = lambda: steps.remove(sequence.sequence, release)
+        steps.add(sequence, flight)
+
+    def _on_end(self, flight: Flight) -> None:
+        self._flights.discard(flight)
+        self._records.requests.append(flight.record())
+
+
+def _cause(outcome: Outcome, node: str) -> Cause:
+    """The HTTP answer when this was the last way (SERVICE.md §5)."""
+    text = f"prefill {node}: {outcome.text}"
+    if outcome.cause is FailCause.STALLED or outcome.text.startswith("silent"):
+        return Stalled(text)
+    if outcome.cause in (FailCause.OVERLOADED, FailCause.DRAINING):
+        return Unavailable(text)
+    return PrefillLost(text)

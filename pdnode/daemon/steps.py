@@ -1,0 +1,234 @@
+"""The step loop: plans a pass, tells who must know, runs it on the worker, hands the tokens out."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pdnode.core.schedule import Chunk, Pass, Scheduler, Sequence
+from pdnode.engine.protocol import Sampling, SequenceStep, Step, StepDone
+from pdnode.errors import EngineDied
+from pdnode.types import Run, SequenceId, expand_runs
+
+
+class StepWorker(Protocol):
+    """The worker as the loop needs it. `base`: layers launched so far, before the next step."""
+
+    @property
+    def base(self) -> int: ...
+    async def step(self, step: Step) -> StepDone: ...
+
+
+class Runner(Protocol):
+    """Who owns a sequence. Called on the event loop; must not block."""
+
+    def planned(self, chunk: Chunk, base: int) -> None:
+        """Before the pass runs; `base` is the layer counter's total before it."""
+
+    def computed(self, chunk: Chunk) -> None:
+        """The pass is done. Comes for every planned chunk, removed in the meantime or not."""
+
+    def sampling(self) -> Sampling | None:
+        """How to draw the next token; asked only for chunks that sample."""
+
+    def drew(self, token: int, logprob: float) -> None:
+        """The token is appended to the sequence already. Not called after remove."""
+
+
+@dataclass(slots=True)
+class PrefillRunner:
+    """A sequence of a peer: computes, never samples."""
+
+    on_planned: Callable[[Chunk, int], None]
+    on_computed: Callable[[Chunk], None]
+
+    def planned(self, chunk: Chunk, base: int) -> None:
+        self.on_planned(chunk, base)
+
+    def computed(self, chunk: Chunk) -> None:
+        self.on_computed(chunk)
+
+    def sampling(self) -> Sampling | None:
+        return None
+
+    def drew(self, token: int, logprob: float) -> None:
+        raise AssertionError("a prefill-only sequence drew a token")
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """Counters since start."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    compute_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    sequence: Sequence
+    runner: Runner
+    pages_sent: bool = False
+
+
+@dataclass(slots=True)
+class StepLoop:
+    """Owns the scheduler while it runs. `run` returns when `stop` is called, raises EngineDied.
+
+    After EngineDied no pass touches any page: `remove` then calls `on_quiet` at once.
+    """
+
+    scheduler: Scheduler
+    worker: StepWorker
+    figures: StepFigures = field(default_factory=StepFigures)
+    busy: bool = False  # a pass is running
+    _entries: dict[SequenceId, _Entry] = field(default_factory=dict)
+    _numbers: int = 0
+    _forget: list[int] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopping: bool = False
+    _running: bool = True  # the worker lives
+    _quiet: dict[SequenceId, Callable[[], None]] = field(default_factory=dict)
+
+    @property
+    def page_tokens(self) -> int:
+        return self.scheduler.page_tokens
+
+    def next_sequence(self) -> SequenceId:
+        self._numbers += 1
+        return SequenceId(self._numbers)
+
+    def add(self, sequence: Sequence, runner: Runner) -> None:
+        self._entries[sequence.sequence] = _Entry(sequence, runner)
+        self.scheduler.add(sequence)
+        self._wake.set()
+
+    def begin_prefill(
+        self,
+        *,
+        tokens: list[int],
+        pages: tuple[Run, ...],
+        peer: str,
+        priority: int,
+        planned: Callable[[Chunk, int], None],
+        computed: Callable[[Chunk], None],
+    ) -> SequenceId:
+        """A peer's prompt (without its last token) enters the schedule."""
+        sequence = Sequence(
+            sequence=self.next_sequence(),
+            tokens=list(tokens),
+            prompt_tokens=len(tokens),
+            pages=pages,
+            prefill_only=True,
+            peer=peer,
+            priority=priority,
+        )
+        self.add(sequence, PrefillRunner(planned, computed))
+        return sequence.sequence
+
+    def remove(self, sequence: SequenceId, on_quiet: Callable[[], None] | None = None) -> None:
+        """End a sequence. `on_quiet` is called once no pass touches its pages: now, or after the
+        pass in flight."""
+        self.scheduler.remove(sequence)
+        self._drop(sequence)
+        if on_quiet is None:
+            return
+        if self._running and self.scheduler.in_flight(sequence):
+            self._quiet[sequence] = on_quiet
+        else:
+            on_quiet()
+
+    def waiting_tokens(self) -> int:
+        return self.scheduler.waiting_tokens()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        while not self._stopping:
+            planned = self.scheduler.plan()
+            if planned is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            self.busy = True
+            try:
+                await self._pass(planned)
+            finally:
+                self.busy = False
+            self.figures.steps += 1
+
+    async def _pass(self, planned: Pass) -> None:
+        entries = [self._entries[chunk.sequence] for chunk in planned.chunks]
+        base = self.worker.base
+        for chunk, entry in zip(planned.chunks, entries, strict=True):
+            entry.runner.planned(chunk, base)
+        step = self._step(planned, entries, base)
+        try:
+            done = await self.worker.step(step)
+            _check_answer(planned, done)
+        except EngineDied:
+            self._died()
+            raise
+        self._commit(planned, entries, done)
+
+    def _died(self) -> None:
+        self._running = False
+        quiet, self._quiet = self._quiet, {}
+        for on_quiet in quiet.values():
+            on_quiet()
+
+    def _step(self, planned: Pass, entries: list[_Entry], base: int) -> Step:
+        forget, self._forget = self._forget, []
+        steps = []
+        for chunk, entry in zip(planned.chunks, entries, strict=True):
+            sequence = entry.sequence
+            steps.append(
+                SequenceStep(
+                    sequence=chunk.sequence,
+                    start=chunk.start,
+                    tokens=sequence.tokens[chunk.start : chunk.end],
+                    new_pages=[] if entry.pages_sent else expand_runs(sequence.pages),
+                    sampling=entry.runner.sampling() if chunk.samples else None,
+                )
+            )
+            entry.pages_sent = True
+            if chunk.sequence not in self._entries:  # removed while the others were told
+                self._forget.append(chunk.sequence)
+        return Step(pass_id=planned.pass_id, base=base, sequences=steps, forget=forget)
+
+    def _commit(self, planned: Pass, entries: list[_Entry], done: StepDone) -> None:
+        drawn = {SequenceId(d.sequence): d for d in done.drawn}
+        alive = {number: d.token for number, d in drawn.items() if number in self._entries}
+        self.scheduler.commit(planned.pass_id, alive)
+        self.figures.compute_s += done.compute_s
+        for chunk, entry in zip(planned.chunks, entries, strict=True):
+            if chunk.samples and chunk.end - chunk.start == 1:
+                self.figures.decode_tokens += 1
+            else:
+                self.figures.prefill_tokens += chunk.end - chunk.start
+            entry.runner.computed(chunk)
+            # `computed` and the runners before may have removed it
+            if chunk.samples and chunk.sequence in self._entries:
+                token = drawn[chunk.sequence]
+                entry.runner.drew(token.token, token.logprob)
+            elif entry.sequence.prefill_only and chunk.last:
+                self._drop(chunk.sequence)
+            quiet = self._quiet.pop(chunk.sequence, None)
+            if quiet is not None:
+                quiet()
+
+    def _drop(self, sequence: SequenceId) -> None:
+        entry = self._entries.pop(sequence, None)
+        if entry is not None and entry.pages_sent:
+            self._forget.append(sequence)
+
+
+def _check_answer(planned: Pass, done: StepDone) -> None:
+    if done.pass_id != planned.pass_id:
+        raise EngineDied(f"the worker answered pass {done.pass_id} to {planned.pass_id}")
+    wanted = [chunk.sequence for chunk in planned.chunks if chunk.samples]
+    if [drawn.sequence for drawn in done.drawn] != wanted:
+        raise EngineDied(f"the worker drew for other sequences than pass {done.pass_id} asked for")

@@ -1,0 +1,61 @@
+"""Opens the transfer core for this node: library, device group, listeners, the worker's memory."""
+
+from dataclasses import dataclass
+
+from pdnode.config import Config, NicConfig
+from pdnode.core.geometry import KvGeometry
+from pdnode.core.wire import NicAddress
+from pdnode.engine.client import Worker
+from pdnode.errors import DeviceMissing
+from pdnode.fabric._native import Fabric, FabricError
+from pdnode.fabric.engine import FabricEngine
+from pdnode.fabric.library import find_library
+from pdnode.messenger.push import SourceRegion
+from pdnode.types import Role
+
+
+@dataclass(slots=True)
+class Transfer:
+    """The opened core. `group` 0 has every NIC; on CPU there is one group."""
+
+    engine: FabricEngine
+    fabric: Fabric
+    group: int
+    nics: tuple[NicAddress, ...]  # endpoint: where peers connect, on a prefill node
+
+    @property
+    def wake_fd(self) -> int:
+        return self.fabric.wake_fd(self.group)
+
+    def add_memory(self, worker: Worker, geometry: KvGeometry) -> SourceRegion:
+        """Map a worker's region and counter page into the core."""
+        region = self.fabric.add_region(
+            self.group, worker.region_fd, geometry.region_bytes, geometry.page_bytes
+        )
+        return SourceRegion(region, self.fabric.add_counter(worker.counter_fd))
+
+
+def open_transfer(config: Config) -> Transfer:
+    """Blocks for the self-test of every NIC. DeviceMissing in words if a part is not there."""
+    fabric_config = config.fabric
+    nics = fabric_config.nics
+    try:
+        library = find_library(fabric_config.library, fabric_config.provider)
+        fabric = Fabric(str(library), fabric_config.provider, fabric_config.poll)
+        group = fabric.add_group([(nic.name, nic.address) for nic in nics])
+        addresses = tuple(
+            NicAddress(number, nic.name, _endpoint(fabric, number, nic, config))
+            for number, nic in enumerate(nics)
+        )
+    except FabricError as error:
+        raise DeviceMissing(f"[fabric] {error}") from error
+    return Transfer(FabricEngine(fabric), fabric, group, addresses)
+
+
+def _endpoint(fabric: Fabric, number: int, nic: NicConfig, config: Config) -> bytes:
+    """`host:port` that peers connect to, on a prefill node; an RDM endpoint is the session's."""
+    if config.node.role is not Role.PREFILL or fabric.limits["endpoint"] != "msg":
+        return b""
+    bound = fabric.listen(number, nic.listen, config.fabric.port)
+    host = f"[{nic.advertise}]" if ":" in nic.advertise else nic.advertise
+    return f"{host}:{bound}".encode()

@@ -1,0 +1,236 @@
+"""The peer manager: owns the links to all peers, makes them, replaces them, and tells their state.
+
+A decode node runs one connector per `[[prefill]]` table, for ever. A prefill node takes links that
+are brought to `accept`. A node has one live link to a peer: on a prefill node a second hello of the
+same node id fences the old session and takes the new one; on a decode node, where it means that two
+tables name one node, the second is refused.
+"""
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+from pdnode.config import Config, PrefillConfig
+from pdnode.core import link_effects as effects
+from pdnode.core import wire
+from pdnode.core.heartbeat import Counters
+from pdnode.core.link import Link
+from pdnode.core.link_state import LinkSettings
+from pdnode.messenger.peer_link import FabricEvent, Identity, PeerLink, SessionFabric, Transport
+from pdnode.messenger.peer_records import UNFENCED, PeerRecord, PeerStatus, Records
+from pdnode.messenger.session import PeerSession, SessionListener
+from pdnode.types import Role, SessionId
+
+FIRST_DELAY_S = 0.2
+SESSION_EVENTS = frozenset({"opened", "connected", "probed", "lost", "fenced"})
+
+_session_numbers = count(1)  # of the process: a SessionId is never used twice in one
+
+Dial = Callable[[str, int], Awaitable[Transport]]
+"""Opens a link to host and port; OSError says in words why it could not."""
+
+
+class PeerManager:
+    """Call `start` once, `fabric_event` for every event of SESSION_EVENTS, `close` at the end.
+
+    `counters` is called for every heartbeat. `jitter` returns 0..1, `entropy(n)` n random bytes.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        identity: Identity,
+        fabric: SessionFabric,
+        listener: SessionListener,
+        *,
+        dial: Dial,
+        counters: Callable[[], Counters],
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._config = config
+        self._peer_config = config.peer
+        self._identity = identity
+        self._fabric = fabric
+        self._listener = listener
+        self._dial = dial
+        self._counters = counters
+        self._clock = clock
+        self._jitter = jitter
+        self._entropy = entropy
+        self._records = Records(config.peer.max_peers, clock)
+        self._links: dict[SessionId, PeerLink] = {}
+        self._connectors: list[asyncio.Task[None]] = []
+        self._draining = False
+        self._closing = False
+        self._settings = LinkSettings(
+            token=config.peer.token,
+            heartbeat_s=config.peer.heartbeat_s,
+            link_lost_s=config.peer.link_lost_s,
+            step_timeout_s=config.peer.connect_timeout_s,
+            stall_s=config.peer.request_stall_s,
+            both_connect=fabric.limits["endpoint"] == "rdm",
+        )
+
+    def start(self) -> None:
+        """Begin to connect (decode). The event loop must be running."""
+        if self._config.node.role is Role.DECODE:
+            self._connectors = [
+                asyncio.create_task(self._connect_for_ever(table, self._records.add(table.name)))
+                for table in self._config.prefill
+            ]
+            for connector in self._connectors:
+                connector.add_done_callback(_report_fault)
+
+    async def accept(self, transport: Transport) -> None:
+        """Serve a link that a decode node opened (prefill); returns at its end."""
+        if self._closing:
+            transport.close("shutting down")
+            await transport.wait_closed()
+            return
+        await self._new_link(transport).run()
+
+    def fabric_event(self, event: FabricEvent) -> None:
+        """One of SESSION_EVENTS. Those of sessions that are over are dropped."""
+        link = self._links.get(SessionId(event.session))
+        if link is not None:
+            link.fabric_event(event)
+
+    async def close(self, timeout_s: float = 5.0) -> list[str]:
+        """Say bye and fence all peers. Returns the nodes whose fence was not confirmed in time."""
+        self._closing = True
+        for link in list(self._links.values()):
+            link.close("shutting down")
+        waits = [asyncio.create_task(link.wait_finished()) for link in self._links.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=timeout_s)
+            for wait in late:
+                wait.cancel()
+        for connector in self._connectors:
+            connector.cancel()
+        await asyncio.gather(*self._connectors, return_exceptions=True)
+        return [link.core.peer_node or link.address for link in self._links.values()]
+
+    # what the daemon and the messenger ask and say
+
+    def usable_prefills(self) -> list[PeerSession]:
+        """Prefill peers that take new work now, in the order of the configuration."""
+        return [
+            link.peer
+            for link in self._records.links()
+            if link.usable and link.peer is not None and link.peer.role is Role.PREFILL
+        ]
+
+    def sessions(self) -> list[PeerSession]:
+        """All that are up."""
+        return [
+            link.peer for link in self._links.values() if link.peer is not None and link.peer.up
+        ]
+
+    def drop(self, session: PeerSession, text: str) -> None:
+        """Lose this session on purpose: fence, then session_lost. Idempotent."""
+        link = self._links.get(session.session)
+        if link is not None:
+            link.close(text)
+
+    def drain(self, wanted: bool) -> None:
+        """Tell all peers, and those to come, whether they may dispatch to this node."""
+        self._draining = wanted
+        for link in self._links.values():
+            link.drain(wanted)
+
+    def status(self) -> list[PeerStatus]:
+        return self._records.status()
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """(code, text) of every peer that an operator should look at."""
+        return self._records.warnings() + [
+            (UNFENCED, f"{link.core.peer_node or link.address}: {link.warning}")
+            for link in self._links.values()
+            if link.core.fence_late
+        ]
+
+    # links
+
+    async def _connect_for_ever(self, table: PrefillConfig, record: PeerRecord) -> None:
+        longest_s = self._peer_config.reconnect_max_s
+        delay_s = min(FIRST_DELAY_S, longest_s)
+        while not self._closing:
+            begun_at = self._clock()
+            try:
+                transport = await self._dial(table.host, table.port)
+            except OSError as error:
+                self._records.failed(record, wire.clip(str(error)))
+            else:
+                link = self._new_link(transport)
+                record.link = link
+                await link.run()
+                # A session that lasted shows that all was well; one that dies at once does not.
+                if link.peer is not None and self._clock() - begun_at >= longest_s:
+                    delay_s = min(FIRST_DELAY_S, longest_s)
+            await asyncio.sleep(delay_s * (0.5 + 0.5 * self._jitter()))
+            delay_s = min(2 * delay_s, longest_s)
+
+    def _new_link(self, transport: Transport) -> PeerLink:
+        core = Link(
+            self._identity.hello,
+            self._settings,
+            nonce=self._entropy(wire.NONCE_BYTES),
+            session_token=self._entropy(wire.SESSION_TOKEN_BYTES),
+        )
+        link = PeerLink(
+            core,
+            session=SessionId(next(_session_numbers)),
+            identity=self._identity,
+            connect_timeout_s=self._peer_config.connect_timeout_s,
+            transport=transport,
+            fabric=self._fabric,
+            listener=self._listener,
+            owner=self,
+            counters=self._counters,
+            clock=self._clock,
+        )
+        link.drain(self._draining)
+        self._links[link.session] = link
+        return link
+
+    # LinkOwner
+
+    def link_admit(self, link: PeerLink, node: str) -> list[str]:
+        others = [
+            other
+            for other in self._links.values()
+            if other is not link and not other.over and other.core.peer_node is not None
+        ]
+        same = [other for other in others if other.core.peer_node == node]
+        if self._config.node.role is Role.DECODE:
+            return (
+                [f"node: {node} is already connected through another [[prefill]]"] if same else []
+            )
+        if len(others) - len(same) >= self._peer_config.max_peers:
+            most = self._peer_config.max_peers
+            return [f"max_peers: {most} here, {len(others)} nodes are connected"]
+        for other in same:
+            other.close("superseded by a new session of the same node")
+        self._records.taken(node, link)
+        return []
+
+    def link_up(self, link: PeerLink) -> None:
+        self._records.up(link)
+
+    def link_lost(self, link: PeerLink, lost: effects.SessionLost) -> None:
+        self._records.lost(link, lost)
+
+    def link_finished(self, link: PeerLink) -> None:
+        del self._links[link.session]
+
+
+def _report_fault(connector: asyncio.Task[None]) -> None:
+    """A connector runs for ever; one that ends by an exception is a fault of this program."""
+    if not connector.cancelled() and (fault := connector.exception()) is not None:
+        context = {"message": "a peer connector failed", "exception": fault, "task": connector}
+        connector.get_loop().call_exception_handler(context)

@@ -1,0 +1,360 @@
+"""The KV messenger of a decode node: grants pages and an immediate to a prefill peer, and waits.
+
+One `Pull` is one attempt at one peer. It owns its pages from `begin` until the grant is free:
+whoever reads them (the schedule) calls `end`. Everything runs on the event loop.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdnode.config import PeerConfig
+from pdnode.core import transfer, wire
+from pdnode.core.geometry import KvGeometry
+from pdnode.core.grant import Grant, GrantState
+from pdnode.core.plan import expected_units
+from pdnode.core.slots import Slot, SlotPool
+from pdnode.core.transfer import FailCause
+from pdnode.fabric._native import Event, Fabric
+from pdnode.messenger.gate import PageGate
+from pdnode.messenger.session import PeerSession
+from pdnode.types import BootId, NodeId, RequestKey, Run, SessionId, count_pages
+
+_OF_A_REQUEST = (wire.Accepted, wire.Progress, wire.Failed, wire.Drained)
+
+
+class Outcome(NamedTuple):
+    """How an attempt went. `complete`: the pages hold the KV of all prompt tokens but the last."""
+
+    complete: bool
+    cause: FailCause | None = None
+    text: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Pull:
+    """One attempt. `outcome` resolves once; `broken` is called if complete pages turn out wrong."""
+
+    grant: Grant
+    session: PeerSession
+    pages: tuple[Run, ...]
+    tokens: int
+    outcome: asyncio.Future[Outcome]
+    broken: Callable[[str], None] | None = None
+    begun_at: float = 0.0
+    complete_at: float = 0.0
+    queue_s: float = 0.0  # as the prefill said
+    prefill_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PullFigures:
+    """Counters since start."""
+
+    begun: int = 0
+    complete: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)  # by peer
+
+
+class PullMessenger:
+    """Decode side. `drop_link(session, text)` makes the peer manager lose and fence a session."""
+
+    def __init__(
+        self,
+        *,
+        boot: BootId,
+        geometry: KvGeometry,
+        fabric: Fabric,
+        gate: PageGate,
+        slots: SlotPool,
+        peer: PeerConfig,
+        drop_link: Callable[[PeerSession, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._boot = boot
+        self._geometry = geometry
+        self._fabric = fabric
+        self._gate = gate
+        self._slots = slots
+        self._peer = peer
+        self._drop_link = drop_link
+        self._clock = clock
+        self._attempts = 0
+        self._pulls: dict[RequestKey, Pull] = {}
+        self._by_slot: dict[int, Pull] = {}
+        self._slot_waiters: deque[asyncio.Future[Slot]] = deque()
+        self._fencing: set[tuple[SessionId, transfer.Pair]] = set()
+        self.figures = PullFigures()
+
+    # attempts
+
+    async def take_slot(self) -> Slot:
+        """An immediate; waits while all are out."""
+        slot = None if self._slot_waiters else self._slots.take()
+        if slot is not None:
+            return slot
+        future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._slot_waiters.append(future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.return_slot(future.result())
+            raise
+
+    def begin(
+        self,
+        session: PeerSession,
+        *,
+        request_id: str,
+        prompt: tuple[int, ...],
+        pages: tuple[Run, ...],
+        slot: Slot,
+        priority: int,
+    ) -> Pull:
+        """Send `dispatch`. The pull owns `pages` and `slot` from here on. Prompt: ≥ 2 tokens."""
+        assert len(prompt) >= 2
+        now = self._clock()
+        self._attempts += 1
+        key = RequestKey(f"{self._boot}:{self._attempts}")
+        grant = Grant(
+            key,
+            slot,
+            request_stall_s=self._peer.request_stall_s,
+            drained_timeout_s=self._peer.drained_timeout_s,
+        )
+        pull = Pull(
+            grant,
+            session,
+            pages,
+            len(prompt) - 1,
+            asyncio.get_running_loop().create_future(),
+            begun_at=now,
+        )
+        self._pulls[key] = pull
+        self.figures.begun += 1
+        self._arm(pull)
+        sent = self._geometry.pages_for(len(prompt) - 1)
+        session.send(
+            wire.Dispatch(
+                key=key,
+                request_id=request_id,
+                tokens=list(prompt[:-1]),
+                pages=_first_pages(pages, sent),
+                first_page=0,
+                immediate=slot.immediate,
+                context_slot=-1,
+                deadline_s=self._peer.request_stall_s,
+                priority=priority,
+            )
+        )
+        self._apply(pull, grant.dispatched(now))
+        return pull
+
+    def abandon(self, pull: Pull) -> None:
+        """Nobody waits for this attempt any more, whatever its state. Idempotent."""
+        pull.outcome.cancel()
+        now = self._clock()
+        self._apply(pull, pull.grant.end(now) if pull.grant.reading else pull.grant.cancel(now))
+
+    def end(self, pull: Pull) -> None:
+        """Nobody reads the pages of a complete pull any more."""
+        self._apply(pull, pull.grant.end(self._clock()))
+
+    def outstanding_tokens(self, node: NodeId) -> int:
+        """Prompt tokens given to this peer whose pages are not complete."""
+        return sum(
+            pull.tokens
+            for pull in self._pulls.values()
+            if pull.session.node == node and pull.grant.state is GrantState.DISPATCHED
+        )
+
+    @property
+    def open_pulls(self) -> int:
+        """Attempts whose pages are still held for a peer or a reader."""
+        return len(self._pulls)
+
+    def tick(self) -> None:
+        now = self._clock()
+        for pull in list(self._pulls.values()):
+            self._apply(pull, pull.grant.tick(now))
+
+    # the peer
+
+    def session_frame(self, session: PeerSession, frame: wire.Frame) -> None:
+        """Accepted, Progress, Failed, Drained and NicDown; other kinds are not for this side."""
+        if isinstance(frame, wire.NicDown):
+            self._fence_pair(session, frame.pair)
+        elif isinstance(frame, _OF_A_REQUEST):
+            pull = self._pulls.get(RequestKey(frame.key))
+            # None: of an attempt that is over; every answer to it has been given.
+            if pull is not None and pull.session is session:
+                self._apply(pull, self._heard(pull, frame, self._clock()))
+
+    def _heard(
+        self,
+        pull: Pull,
+        frame: wire.Accepted | wire.Progress | wire.Failed | wire.Drained,
+        now: float,
+    ) -> list[transfer.Effect]:
+        match frame:
+            case wire.Accepted(position=position):
+                return pull.grant.accepted(position, now)
+            case wire.Progress():
+                pull.queue_s, pull.prefill_s = frame.queue_s, frame.prefill_s
+                return pull.grant.progress(frame.computed_tokens, now)
+            case wire.Failed():
+                return pull.grant.failed(_cause(frame.cause), frame.text, frame.pairs, now)
+            case wire.Drained():
+                pull.queue_s, pull.prefill_s = frame.queue_s, frame.prefill_s
+                return pull.grant.drain_done(now)
+
+    def session_lost(self, session: PeerSession, cause: str) -> None:
+        for pull in self._of(session):
+            self._apply(pull, pull.grant.session_lost(cause, self._clock()))
+
+    def session_fenced(self, session: PeerSession) -> None:
+        for pull in self._of(session):
+            self._apply(pull, pull.grant.session_fenced())
+        self._fencing = {entry for entry in self._fencing if entry[0] != session.session}
+
+    def pair_lost(self, session: PeerSession, pair: transfer.Pair, cause: str) -> None:
+        """A connection died and the link lives: as if the peer had said NicDown."""
+        self._fence(session, pair)
+
+    def pair_fenced(self, session: PeerSession, pair: transfer.Pair) -> None:
+        """A fence that NicDown, Failed or a lost pair asked for is done: say so, have replayed."""
+        if (session.session, pair) not in self._fencing:
+            return
+        self._fencing.discard((session.session, pair))
+        session.pairs = tuple(other for other in session.pairs if other != pair)
+        session.send(wire.NicFenced(pair))
+        if not session.pairs:
+            self._drop_link(session, "no connection is left")
+            return
+        for pull in self._of(session):
+            self._replay(pull)
+
+    # the fabric
+
+    def fabric_event(self, event: Event) -> None:
+        """Events `reached` and `overshoot`."""
+        pull = self._by_slot.get(event.slot)
+        if pull is None:
+            return
+        slot = Slot(event.slot, event.generation)
+        if event.kind == "reached":
+            self._apply(pull, pull.grant.reached(slot, self._clock()))
+        else:
+            self._apply(pull, pull.grant.overshoot(slot, self._clock()))
+
+    # inside
+
+    def _arm(self, pull: Pull) -> None:
+        slot = pull.grant.slot
+        self._by_slot[slot.slot] = pull
+        sent = self._geometry.pages_for(pull.tokens)
+        units = expected_units(pull.session.geometry, self._geometry, sent)
+        self._fabric.arm(slot.slot, slot.generation, pull.session.session, units)
+
+    def _replay(self, pull: Pull) -> None:
+        slot = self._slots.take() if pull.grant.wants_slot else None
+        effects = pull.grant.pair_fenced(slot, self._clock())
+        if slot is not None:
+            self._arm(pull)  # before the peer hears of it; the old slot stays armed as well
+        self._apply(pull, effects)
+
+    def _fence_pair(self, session: PeerSession, pair: transfer.Pair) -> None:
+        """The peer names a connection. About one that is gone it has been told."""
+        if pair in session.pairs:
+            self._fence(session, pair)
+
+    def _fence(self, session: PeerSession, pair: transfer.Pair) -> None:
+        if (session.session, pair) not in self._fencing:
+            self._fencing.add((session.session, pair))
+            self._fabric.fence(session.session, pair)
+
+    def _of(self, session: PeerSession) -> list[Pull]:
+        return [pull for pull in self._pulls.values() if pull.session is session]
+
+    def _apply(self, pull: Pull, effects: list[transfer.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case transfer.Send(frame=frame):
+                    pull.session.send(frame)
+                case transfer.Enter():
+                    self._complete(pull)
+                case transfer.Lost():
+                    self._lost(pull, effect)
+                case transfer.Quarantine():
+                    self._gate.pool.quarantine(pull.pages)
+                case transfer.Free():
+                    self._free(pull)
+                case transfer.FencePairs(pairs=pairs):
+                    for pair in pairs:
+                        self._fence_pair(pull.session, pair)
+                case transfer.DropLink(text=text):
+                    self._drop_link(pull.session, text)
+                case _:
+                    raise AssertionError(f"not an effect of a grant: {effect}")
+
+    def _complete(self, pull: Pull) -> None:
+        pull.complete_at = self._clock()
+        self._gate.pool.activate(pull.pages)
+        self.figures.complete += 1
+        sent = self._geometry.pages_for(pull.tokens)
+        moved = sent * self._geometry.layers * self._geometry.page_bytes * self._geometry.tp
+        node = pull.session.node
+        self.figures.bytes[node] = self.figures.bytes.get(node, 0) + moved
+        if pull.outcome.cancelled():  # its task was cancelled and has not come to abandon() yet
+            self.end(pull)
+        else:
+            pull.outcome.set_result(Outcome(complete=True))
+
+    def _lost(self, pull: Pull, lost: transfer.Lost) -> None:
+        self.figures.failures[lost.cause] = self.figures.failures.get(lost.cause, 0) + 1
+        if not pull.outcome.done():
+            pull.outcome.set_result(Outcome(complete=False, cause=lost.cause, text=lost.text))
+        elif pull.broken is not None:
+            pull.broken(lost.text)
+        elif pull.grant.reading:
+            self.end(pull)  # complete, but its task has not had its turn: it looks at `reading`
+
+    def _free(self, pull: Pull) -> None:
+        del self._pulls[pull.grant.key]
+        for slot in pull.grant.slots:
+            del self._by_slot[slot.slot]
+            self._fabric.disarm(slot.slot)
+            self.return_slot(slot)
+        self._gate.release(pull.pages)
+
+    def return_slot(self, slot: Slot) -> None:
+        """A slot that is not armed goes back, or to who waits for one."""
+        self._slots.give_back(slot)
+        while self._slot_waiters:
+            waiter = self._slot_waiters.popleft()
+            if not waiter.done():
+                again = self._slots.take()
+                assert again is not None
+                waiter.set_result(again)
+                return
+
+
+def _cause(word: str) -> FailCause:
+    return FailCause(word) if word in set(FailCause) else FailCause.WRITE
+
+
+def _first_pages(runs: tuple[Run, ...], count: int) -> list[wire.PageRun]:
+    """The first `count` pages of `runs`."""
+    assert count <= count_pages(runs)
+    found = []
+    for start, length in runs:
+        if count == 0:
+            break
+        part = min(length, count)
+        found.append(wire.PageRun(start, part))
+        count -= part
+    return found

@@ -1,0 +1,452 @@
+"""The KV messenger of a prefill node: takes dispatches, follows the passes, pushes pages, drains.
+
+A dispatch becomes a `Push` and, once it has source pages, a sequence in the schedule that never
+samples. For each of its chunks the step loop calls `planned` before the pass runs (the layer
+programs go to the core) and `computed` after it. Everything runs on the event loop.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pdnode.config import PeerConfig
+from pdnode.core import transfer, wire
+from pdnode.core.geometry import KvGeometry
+from pdnode.core.plan import chunk_pages, programs, routes
+from pdnode.core.push import Push, PushState
+from pdnode.core.schedule import Chunk
+from pdnode.core.transfer import FailCause
+from pdnode.fabric._native import Event, Fabric, FabricError
+from pdnode.messenger.dispatch import DispatchLimits, check_dispatch, check_immediate
+from pdnode.messenger.gate import PageGate, Ticket
+from pdnode.messenger.session import PeerSession
+from pdnode.obs.records import LayerTimes, Records, TransferRecord
+from pdnode.types import RequestKey, Run, SequenceId, SessionId, TransferId, expand_runs
+
+RETELL_RATIO = 0.25
+"""A queued request hears that the queue moves this often in the time after which it is given up."""
+
+
+class Schedule(Protocol):
+    """What the messenger needs of the step loop."""
+
+    def begin_prefill(
+        self,
+        *,
+        tokens: list[int],
+        pages: tuple[Run, ...],
+        peer: str,
+        priority: int,
+        planned: Callable[[Chunk, int], None],
+        computed: Callable[[Chunk], None],
+    ) -> SequenceId: ...
+    def remove(self, sequence: SequenceId) -> None: ...
+    def waiting_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRegion:
+    """Where a rank's KV lives in the core: its region number and the counter its passes raise."""
+
+    region: int
+    counter: int
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    push: Push
+    session: PeerSession
+    dispatch: wire.Dispatch
+    destination: list[int]
+    begun_at: float
+    told_at: float  # when `accepted` was said last
+    told_chunks: int  # chunks that this node had computed then
+    ticket: Ticket | None = None
+    pages: tuple[Run, ...] = ()
+    source: list[int] = field(default_factory=list)
+    sequence: SequenceId | None = None
+    chunks: dict[TransferId, list[int]] = field(default_factory=dict)  # chunk of each submit
+    layers: list[LayerTimes] = field(default_factory=list)
+    outcome: str = "drained"
+
+
+@dataclass(slots=True)
+class PushFigures:
+    """Counters since start."""
+
+    accepted: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    drained: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)  # by peer
+
+
+class PushMessenger:
+    """Prefill side. `drop_link(session, text)` makes the peer manager lose and fence a session."""
+
+    def __init__(
+        self,
+        *,
+        geometry: KvGeometry,
+        limits: DispatchLimits,
+        fabric: Fabric,
+        regions: Sequence[SourceRegion],
+        gate: PageGate,
+        schedule: Schedule,
+        peer: PeerConfig,
+        drop_link: Callable[[PeerSession, str], None],
+        records: Records,
+        clock: Callable[[], float],
+    ) -> None:
+        assert len(regions) == geometry.tp
+        self._geometry = geometry
+        self._limits = limits
+        self._fabric = fabric
+        self._regions = regions
+        self._gate = gate
+        self._schedule = schedule
+        self._peer = peer
+        self._drop_link = drop_link
+        self._records = records
+        self._clock = clock
+        self._transfers = 0
+        self._work: dict[RequestKey, _Work] = {}
+        self._by_transfer: dict[TransferId, _Work] = {}
+        self._down: set[tuple[SessionId, transfer.Pair]] = set()  # pairs that NicDown was sent for
+        self._chunks = 0  # computed since start
+        self.draining = False
+        self.figures = PushFigures()
+
+    @property
+    def open_pushes(self) -> int:
+        """Requests that hold a place, pages or owe a `drained`."""
+        return len(self._work)
+
+    def waiting_tokens(self) -> int:
+        """Prompt tokens that wait for pages or for the schedule."""
+        gated = sum(len(w.dispatch.tokens) for w in self._work.values() if w.ticket is not None)
+        return gated + self._schedule.waiting_tokens()
+
+    def tick(self) -> None:
+        now = self._clock()
+        for position, work in enumerate(list(self._work.values())):
+            self._apply(work, work.push.tick(now))
+            self._retell(work, position, now)
+
+    def engine_failed(self, text: str) -> None:
+        """The worker died: every request ends with a failure that names the cause."""
+        for work in list(self._work.values()):
+            self._apply(work, work.push.engine_failed(text, self._clock()))
+
+    # the peer
+
+    def session_frame(self, session: PeerSession, frame: wire.Frame) -> None:
+        """Dispatch, Cancel, Regrant and NicFenced; other kinds are not for this side."""
+        now = self._clock()
+        match frame:
+            case wire.Dispatch():
+                self._dispatch(session, frame, now)
+            case wire.Cancel(key=key):
+                work = self._find(session, key)
+                if work is None:
+                    session.send(wire.Drained(key, 0.0, 0.0))  # nothing of it is outstanding
+                else:
+                    self._apply(work, work.push.cancel(now))
+            case wire.Regrant():
+                self._regrant(session, frame, now)
+            case wire.NicFenced(pair=pair):
+                self._nic_fenced(session, pair, now)
+            case _:
+                pass
+
+    def _regrant(self, session: PeerSession, frame: wire.Regrant, now: float) -> None:
+        work = self._find(session, frame.key)
+        if work is None:
+            self._refuse(session, frame.key, FailCause.UNKNOWN, "no such request here")
+        elif (problem := check_immediate(frame.immediate)) is not None:
+            self._refused(work, problem)
+        else:
+            self._apply(work, work.push.regrant(frame.immediate, now))
+
+    def session_lost(self, session: PeerSession) -> None:
+        for work in self._of(session):
+            work.outcome = FailCause.LINK_LOST
+            self._apply(work, work.push.session_lost(self._clock()))
+        self._down = {entry for entry in self._down if entry[0] != session.session}
+
+    def pair_lost(self, session: PeerSession, pair: tuple[int, int], cause: str) -> None:
+        """A connection (local, remote NIC) died and the link lives: writes may be missing."""
+        self._pair_down(session, _turned(pair), cause)
+
+    # the fabric
+
+    def fabric_event(self, event: Event) -> None:
+        """Events `drained`, `failed` and `settled`."""
+        number = TransferId(event.transfer)
+        work = self._by_transfer.get(number)
+        if work is None:
+            return
+        now = self._clock()
+        push = work.push
+        if event.kind == "drained":
+            self._apply(work, push.transfer_drained(number, now))
+            return
+        pairs = [_turned(pair) for pair in event.pairs]
+        left = any(pair not in event.pairs for pair in work.session.pairs)
+        said = push.transfer_failed if event.kind == "failed" else push.transfer_settled
+        text = event.text or "a write came back with an error"
+        self._apply(work, said(number, pairs, text=text, other_pairs=left, now=now))
+
+    # inside: one dispatch
+
+    def _retell(self, work: _Work, position: int, now: float) -> None:
+        """A request that waits while others are computed is not stalled: say so in time."""
+        after_s = RETELL_RATIO * work.dispatch.deadline_s
+        if work.push.state is not PushState.QUEUED or now - work.told_at < after_s:
+            return
+        if self._chunks > work.told_chunks:
+            work.told_at, work.told_chunks = now, self._chunks
+            work.session.send(wire.Accepted(work.push.key, position))
+
+    def _dispatch(self, session: PeerSession, frame: wire.Dispatch, now: float) -> None:
+        key = RequestKey(frame.key)
+        if self._find(session, key) is not None:
+            # Its pages may be written to: `drained` is said when the first one ends, not now.
+            self._count_refusal(FailCause.REJECTED)
+            session.send(wire.Failed(key, FailCause.REJECTED, "key: in use", []))
+            return
+        problem = check_dispatch(frame, session, self._geometry, self._limits)
+        if problem is None and key in self._work:
+            problem = "key: in use by another session"
+        if problem is not None:
+            self._refuse(session, frame.key, FailCause.REJECTED, problem)
+            return
+        if self.draining:
+            self._refuse(session, frame.key, FailCause.DRAINING, "this node is draining")
+            return
+        if len(self._work) >= self._limits.max_waiting:
+            text = f"{len(self._work)} requests here, at most {self._limits.max_waiting}"
+            self._refuse(session, frame.key, FailCause.OVERLOADED, text)
+            return
+        push = Push(
+            key,
+            frame.immediate,
+            len(frame.tokens),
+            queued_at=now,
+            drained_timeout_s=self._peer.drained_timeout_s,
+            next_transfer=self._next_transfer,
+        )
+        destination = expand_runs(tuple(Run(run.start, run.count) for run in frame.pages))
+        work = _Work(push, session, frame, destination, now, now, self._chunks)
+        session.send(wire.Accepted(frame.key, len(self._work)))
+        self._work[key] = work
+        self.figures.accepted += 1
+
+        def granted(pages: tuple[Run, ...]) -> None:
+            work.ticket = None
+            self._begin(work, pages)
+
+        count = self._geometry.pages_for(len(frame.tokens))
+        ticket = self._gate.request(count, granted, key=session.node)
+        if ticket.waiting:
+            work.ticket = ticket
+
+    def _begin(self, work: _Work, pages: tuple[Run, ...]) -> None:
+        """Source pages are there: the sequence enters the schedule."""
+        self._gate.pool.activate(pages)
+        work.pages = pages
+        work.source = expand_runs(pages)
+        work.sequence = self._schedule.begin_prefill(
+            tokens=work.dispatch.tokens,
+            pages=pages,
+            peer=work.session.node,
+            priority=work.dispatch.priority,
+            planned=lambda chunk, base: self._planned(work, chunk, base),
+            computed=lambda chunk: self._computed(work, chunk),
+        )
+
+    def _planned(self, work: _Work, chunk: Chunk, base: int) -> None:
+        total = len(work.dispatch.tokens)
+        part = chunk_pages(chunk.start, chunk.end, total, self._geometry.page_tokens)
+        found = programs(
+            routes(self._geometry, work.session.geometry),
+            work.source[part.start : part.stop],
+            work.destination[part.start : part.stop],
+            chunk.number,
+        )
+        effects = work.push.planned(
+            found, chunk=chunk.number, base=base, last=chunk.last, now=self._clock()
+        )
+        self._apply(work, effects)
+
+    def _computed(self, work: _Work, chunk: Chunk) -> None:
+        self._chunks += 1
+        self._apply(work, work.push.pass_done(chunk.end, self._clock()))
+
+    def _refuse(self, session: PeerSession, key: str, cause: FailCause, text: str) -> None:
+        """Nothing of this key is or will be outstanding: say both at once."""
+        self._count_refusal(cause)
+        session.send(wire.Failed(key, cause, text, []))
+        session.send(wire.Drained(key, 0.0, 0.0))
+
+    def _count_refusal(self, cause: FailCause) -> None:
+        self.figures.refused[cause] = self.figures.refused.get(cause, 0) + 1
+
+    def _find(self, session: PeerSession, key: str) -> _Work | None:
+        work = self._work.get(RequestKey(key))
+        return work if work is not None and work.session is session else None
+
+    def _of(self, session: PeerSession) -> list[_Work]:
+        return [work for work in self._work.values() if work.session is session]
+
+    def _next_transfer(self) -> TransferId:
+        self._transfers += 1
+        return TransferId(self._transfers)
+
+    # inside: effects
+
+    def _apply(self, work: _Work, effects: list[transfer.Effect]) -> None:
+        for effect in effects:
+            try:
+                self._carry_out(work, effect)
+            except FabricError as error:
+                if not isinstance(effect, transfer.Open | transfer.Submit):
+                    raise
+                # The core says that the peer's session or descriptors cannot take this transfer.
+                opened = effect.transfer if isinstance(effect, transfer.Open) else None
+                self._refused(work, str(error), not_opened=opened)
+                return
+
+    def _carry_out(self, work: _Work, effect: transfer.Effect) -> None:
+        match effect:
+            case transfer.Send(frame=frame):
+                if isinstance(frame, wire.Failed):
+                    work.outcome = frame.cause
+                    failures = self.figures.failures
+                    failures[frame.cause] = failures.get(frame.cause, 0) + 1
+                work.session.send(frame)
+            case transfer.Open():
+                self._fabric.open_transfer(
+                    effect.transfer, work.session.session, effect.immediate
+                )
+                self._by_transfer[effect.transfer] = work
+                work.chunks[effect.transfer] = []
+            case transfer.Submit():
+                self._submit(work, effect)
+            case transfer.Finish(transfer=number):
+                self._fabric.finish(number)
+            case transfer.Stop(transfer=number):
+                self._fabric.stop(number)
+            case transfer.PairDown(pair=pair, text=text):
+                self._pair_down(work.session, pair, text)
+            case transfer.Unschedule():
+                self._unschedule(work)
+            case transfer.DropLink(text=text):
+                self._drop_link(work.session, text)
+            case transfer.Free():
+                self._free(work)
+            case _:
+                raise AssertionError(f"not an effect of a push: {effect}")
+
+    def _refused(self, work: _Work, text: str, not_opened: TransferId | None = None) -> None:
+        now = self._clock()
+        if not_opened is None:
+            effects = work.push.refused(text, now)
+        else:
+            effects = work.push.not_opened(not_opened, text, now)
+        self._apply(work, effects)
+
+    def _submit(self, work: _Work, effect: transfer.Submit) -> None:
+        here, there = self._geometry, work.session.geometry
+        numbers = work.chunks[effect.transfer]
+        for program in effect.programs:
+            source = self._regions[program.source_rank]
+            numbers.append(effect.chunk)
+            self._fabric.submit(
+                effect.transfer,
+                -1 if effect.base is None else source.counter,
+                effect.base or 0,
+                here.layers,
+                source.region,
+                here.layer_stride,
+                here.page_bytes,
+                program.source_offset,
+                program.destination_rank,
+                there.layer_stride,
+                there.page_bytes,
+                program.destination_offset,
+                program.length,
+                program.whole_page,
+                program.spans,
+            )
+
+    def _pair_down(self, session: PeerSession, pair: transfer.Pair, text: str) -> None:
+        here = _turned(pair)
+        if here not in session.pairs and (session.session, pair) in self._down:
+            return  # told already
+        self._close_pair(session, pair)
+        session.send(wire.NicDown(pair, wire.clip(text)))
+
+    def _nic_fenced(self, session: PeerSession, pair: transfer.Pair, now: float) -> None:
+        if _turned(pair) in session.pairs:  # fenced there by its own will
+            self._close_pair(session, pair)
+        for work in self._of(session):
+            self._apply(work, work.push.nic_fenced(pair, now))
+
+    def _close_pair(self, session: PeerSession, pair: transfer.Pair) -> None:
+        here = _turned(pair)
+        self._down.add((session.session, pair))
+        session.pairs = tuple(other for other in session.pairs if other != here)
+        self._fabric.fence(session.session, here)
+
+    def _unschedule(self, work: _Work) -> None:
+        if work.ticket is not None:
+            work.ticket.cancel()
+            work.ticket = None
+            self._gate.pump()
+        if work.sequence is not None:
+            self._schedule.remove(work.sequence)
+
+    def _free(self, work: _Work) -> None:
+        del self._work[work.push.key]
+        size_bytes = 0
+        for number, chunks in work.chunks.items():
+            del self._by_transfer[number]
+            for batch, layer, raised, posted, done, size, writes in self._fabric.close_transfer(
+                number
+            ):
+                work.layers.append(
+                    LayerTimes(chunks[batch], layer, raised, posted, done, size, writes)
+                )
+                size_bytes += size
+        node = work.session.node
+        self.figures.bytes[node] = self.figures.bytes.get(node, 0) + size_bytes
+        if work.outcome == "drained":
+            self.figures.drained += 1
+        self._records.transfers.append(self._record(work))
+        if work.pages:
+            self._gate.release(work.pages)
+
+    def _record(self, work: _Work) -> TransferRecord:
+        now = self._clock()
+        push = work.push
+        cancelled = work.outcome == "drained" and not push.computed_all
+        return TransferRecord(
+            key=push.key,
+            request_id=work.dispatch.request_id,
+            peer=work.session.node,
+            outcome="cancelled" if cancelled else work.outcome,
+            tokens=len(work.dispatch.tokens),
+            pages=len(work.destination),
+            bytes=sum(row.bytes for row in work.layers),
+            writes=sum(row.writes for row in work.layers),
+            queue_s=push.queue_s,
+            prefill_s=push.prefill_s(now),
+            total_s=now - work.begun_at,
+            layers=tuple(work.layers),
+        )
+
+
+def _turned(pair: tuple[int, int]) -> tuple[int, int]:
+    """(local, remote) of this node ↔ (decode, prefill) of the wire."""
+    return pair[1], pair[0]
