@@ -1,6 +1,6 @@
 """The answers of both transfer machines; tests/unit/test_transfer_table.py reads and checks them.
 
-A line is `inputs | effects | state after`. `-`: no effect. `!`: not reachable, for the reason given.
+A line is `inputs | effects | state after`. `-`: no effect. `!`: not reachable, with the reason.
 """
 
 GRANT_TABLE = """
@@ -295,7 +295,7 @@ replay fenced:
   tick after 11 s | droplink | replay
 cancelling:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | cancelling
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other | - | cancelling
   transfer_failed, no pair; refused; tick after 9 s; tick after 11 s | - | cancelling
   transfer_drained | Drained, free | done
@@ -331,7 +331,7 @@ cancelling told in-pass:
   session_lost | unschedule | lost
 cancelling unfenced:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | cancelling
   engine_failed; cancel; regrant; nic_fenced, other; refused; tick after 9 s | - | cancelling
   nic_fenced | Drained, free | done
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !
@@ -344,7 +344,7 @@ cancelling unfenced:
   tick after 11 s | droplink | cancelling
 failed:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | failed
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other | - | failed
   transfer_failed, no pair; refused; tick after 9 s; tick after 11 s | - | failed
   transfer_drained | Drained, free | done
@@ -356,7 +356,7 @@ failed:
   session_lost | unschedule | lost
 failed unfenced:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | failed
   engine_failed; cancel; regrant; nic_fenced, other; refused; tick after 9 s | - | failed
   nic_fenced | Drained, free | done
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !
@@ -369,7 +369,7 @@ failed unfenced:
   tick after 11 s | droplink | failed
 lost:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | lost
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; transfer_failed | - | lost
   transfer_failed, all pairs; transfer_failed, no pair; refused; session_lost | - | lost
   tick after 9 s; tick after 11 s | - | lost
@@ -379,7 +379,7 @@ lost:
   not_opened | the transfer was opened | !
 cancelling failed:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | cancelling
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; transfer_settled | - | cancelling
   refused; tick after 9 s | - | cancelling
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
@@ -391,7 +391,7 @@ cancelling failed:
   tick after 11 s | droplink | cancelling
 failed outstanding:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | failed
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; transfer_settled | - | failed
   refused; tick after 9 s | - | failed
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
@@ -403,7 +403,7 @@ failed outstanding:
   tick after 11 s | droplink | failed
 lost failed:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | lost
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; refused; session_lost | - | lost
   tick after 9 s; tick after 11 s | - | lost
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
@@ -420,7 +420,7 @@ lost in-pass:
   not_opened | the transfer was opened | !
 done:
   planned; planned, last | not in the schedule any more | !
-  pass_done; pass_done, all | no pass runs it | !
+  pass_done; pass_done, all | - | done
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; refused; session_lost | - | done
   tick after 9 s; tick after 11 s | - | done
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !

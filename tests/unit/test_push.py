@@ -136,7 +136,12 @@ def test_a_dispatch_becomes_programs_and_ends_with_drained(node: Node) -> None:
     assert node.event("drained") == [wire.Drained("dboot:1", 0.0, 2.0)]
     assert node.idle
     (record,) = node.records.transfers
-    assert (record.outcome, record.pages, record.bytes, record.writes) == ("drained", 2, 2 * PAGE, 2)
+    assert (record.outcome, record.pages, record.bytes, record.writes) == (
+        "drained",
+        2,
+        2 * PAGE,
+        2,
+    )
     assert record.layers == (
         LayerTimes(0, 1, 10, 20, 30, PAGE, 1),
         LayerTimes(1, 0, 40, 50, 60, PAGE, 1),
@@ -310,9 +315,7 @@ def test_a_pair_that_failed_only_later_is_fenced_too(node: Node) -> None:
 def test_without_another_pair_the_request_fails_and_names_it() -> None:
     node = Node(pairs=((20, 10),))
     node.computed()
-    assert node.event("failed", 1, (20, 10)) == [
-        wire.Failed("dboot:1", "write", "x", [(10, 20)])
-    ]
+    assert node.event("failed", 1, (20, 10)) == [wire.Failed("dboot:1", "write", "x", [(10, 20)])]
     assert node.schedule.removed == [1]
     assert drained(node.event("settled", 1, (20, 10))) == []
     assert drained(node.hear(wire.NicFenced((10, 20)))) == ["dboot:1"]

@@ -193,7 +193,9 @@ PUSHES: dict[str, Callable[[], Push]] = {
     "cancelling": _push(_last, _whole, _cancelled),
     "cancelling in-pass": _push(_plan, _cancelled),
     "cancelling told in-pass": _push(_plan, _cancelled, _drained),
-    "cancelling unfenced": _push(_last, _whole, _cancelled, _write_failed, lambda p: _settled(p, P)),
+    "cancelling unfenced": _push(
+        _last, _whole, _cancelled, _write_failed, lambda p: _settled(p, P)
+    ),
     "failed": _push(_last, _whole, lambda p: p.engine_failed("x", 0.0)),
     "failed unfenced": _push(
         _last, _whole, lambda p: _failed(p, P, others=False), lambda p: _settled(p, P, others=False)
