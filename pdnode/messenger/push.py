@@ -326,9 +326,7 @@ class PushMessenger:
                     failures[frame.cause] = failures.get(frame.cause, 0) + 1
                 work.session.send(frame)
             case transfer.Open():
-                self._fabric.open_transfer(
-                    effect.transfer, work.session.session, effect.immediate
-                )
+                self._fabric.open_transfer(effect.transfer, work.session.session, effect.immediate)
                 self._by_transfer[effect.transfer] = work
                 work.chunks[effect.transfer] = []
             case transfer.Submit():

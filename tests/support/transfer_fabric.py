@@ -106,7 +106,9 @@ class Fabric:
     def forget_old(self) -> None:
         """Keeps the lists short: writes whose story is over."""
         for one in self.all_connections:
-            one.writes = [w for w in one.writes if not (w.back and (w.landed or not one.target_open))]
+            one.writes = [
+                w for w in one.writes if not (w.back and (w.landed or not one.target_open))
+            ]
 
 
 class SenderFace:
@@ -254,7 +256,6 @@ class TargetFace:
         self.fences: list[tuple[int, Pair]] = []  # asked for, not done
         self.counters: dict[int, _Counter] = {}
         self.on_land: Callable[[Write], None] = lambda write: None
-        self.late = 0
         self.dropped: set[int] = set()  # immediates that fences dropped counts of
 
     # _native.Fabric
@@ -284,8 +285,7 @@ class TargetFace:
         slot, generation = write.transfer.immediate >> 20, write.transfer.immediate >> 12 & 0xFF
         counter = self.counters.get(slot)
         if counter is None or counter.generation != generation:
-            self.late += 1
-            return
+            return  # late: the grant is over
         counter.count += 1
         if counter.count == counter.expected:
             self.events.append(Event("reached", slot=slot, generation=generation))

@@ -9,14 +9,12 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import count
 
 from pdnode.config import PeerConfig
 from pdnode.core import wire
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.grant import GrantState
 from pdnode.core.pages import PagePool
-from pdnode.core.schedule import Chunk
 from pdnode.core.slots import SlotPool
 from pdnode.core.transfer import FailCause
 from pdnode.messenger.dispatch import DispatchLimits
@@ -25,7 +23,8 @@ from pdnode.messenger.pull import Pull, PullMessenger
 from pdnode.messenger.push import PushMessenger, SourceRegion
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
-from pdnode.types import BootId, NodeId, Role, Run, SequenceId, SessionId, expand_runs
+from pdnode.types import BootId, NodeId, Role, Run, SessionId, expand_runs
+from tests.support.transfer_engine import Engine
 from tests.support.transfer_fabric import Event, Fabric, Pair, Write
 
 LAYERS = 2
@@ -43,66 +42,6 @@ class WatchedPool(PagePool):
     def release(self, runs: tuple[Run, ...]) -> None:
         self._watch(set(expand_runs(runs)))
         super().release(runs)
-
-
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    tokens: int
-    pages: set[int]
-    planned: Callable[[Chunk, int], None]
-    computed: Callable[[Chunk], None]
-    done: int = 0
-    chunks: int = 0
-
-
-class _Engine:
-    """A step loop that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.sequences: dict[SequenceId, _Sequence] = {}
-        self.flight: list[tuple[_Sequence, Chunk]] = []
-        self.layers_left = 0
-        self._numbers = count(1)
-
-    def begin_prefill(
-        self,
-        *,
-        tokens: list[int],
-        pages: tuple[Run, ...],
-        peer: str,
-        priority: int,
-        planned: Callable[[Chunk, int], None],
-        computed: Callable[[Chunk], None],
-    ) -> SequenceId:
-        number = SequenceId(next(self._numbers))
-        held = set(expand_runs(pages))
-        self.sequences[number] = _Sequence(len(tokens), held, planned, computed)
-        return number
-
-    def remove(self, sequence: SequenceId) -> None:
-        self.sequences.pop(sequence, None)
-
-    def waiting_tokens(self) -> int:
-        return 0
-
-    def plan(self, rng: random.Random, base: int) -> None:
-        for number, sequence in list(self.sequences.items()):
-            if rng.random() < 0.3:
-                continue
-            end = min(sequence.done + PAGE_TOKENS * rng.choice((1, 2)), sequence.tokens)
-            last = end == sequence.tokens
-            chunk = Chunk(number, sequence.done, end, samples=False, last=last, number=sequence.chunks)
-            sequence.done, sequence.chunks = end, sequence.chunks + 1
-            if last:
-                del self.sequences[number]
-            self.flight.append((sequence, chunk))
-            sequence.planned(chunk, base)
-        self.layers_left = LAYERS if self.flight else 0
-
-    def end_pass(self) -> None:
-        flight, self.flight = self.flight, []
-        for sequence, chunk in flight:
-            sequence.computed(chunk)
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +85,7 @@ class World:
         self.fabric = Fabric()
         self.fabric.sender.on_post = self.check_post
         self.fabric.target.on_land = self.check_land
-        self.engine = _Engine()
+        self.engine = Engine(PAGE_TOKENS, LAYERS)
         self.begun: list[Pull] = []
         self.entered: set[str] = set()
         self.landed: dict[str, set[tuple[int, int, int]]] = {}
@@ -271,7 +210,9 @@ class World:
         uncounted = [one for one in self.fabric.all_connections if one.uncounted]
         if uncounted:
             found.append((120, lambda: target.count(self.rng.choice(uncounted))))
-        done = [w for w in self.fabric.writes() if w.landed and not w.back and not w.connection.fails]
+        done = [
+            w for w in self.fabric.writes() if w.landed and not w.back and not w.connection.fails
+        ]
         if done:
             found.append((120, lambda: sender.success(self.rng.choice(done))))
         lost = [w for w in self.fabric.writes() if not w.back and w.connection.fails]
@@ -538,4 +479,3 @@ class World:
         assert (self.slots.taken, self.fabric.target.counters) == (0, {})
         assert not self.fabric.transfers
         assert not self.engine.sequences
-
