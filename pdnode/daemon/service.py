@@ -6,6 +6,7 @@ cancelled wait, the pull's grant, or the local release.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -22,6 +23,7 @@ from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
 from pdnode.types import NodeId, Role, Run, SessionId, WhenNoPrefill
 
+_log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 """Dispatches for one request, over all peers, before the policy decides."""
 
@@ -176,6 +178,9 @@ class NodeService:
                 self._start_local(flight, await self._reserve(flight))
         except Cause as cause:
             flight.fail(cause)
+        except Exception:
+            _log.exception("placing a request failed")
+            flight.fail(Cause("internal error"))
 
     async def _reserve(self, flight: Flight) -> tuple[Run, ...]:
         assert self._gate is not None
@@ -261,7 +266,7 @@ class NodeService:
         found = [
             session
             for session in self._usable()
-            if session.session not in tried and session.hello.context_tokens >= prompt_tokens - 1
+            if session.session not in tried and _takes(session, prompt_tokens - 1)
         ]
         if not found:
             return None
@@ -311,6 +316,13 @@ class NodeService:
     def _on_end(self, flight: Flight) -> None:
         self._flights.discard(flight)
         self._records.requests.append(flight.record())
+
+
+def _takes(session: PeerSession, tokens: int) -> bool:
+    """Whether this prefill can ever hold so many tokens."""
+    geometry = session.geometry
+    held = geometry.pages * geometry.page_tokens
+    return tokens <= min(session.hello.context_tokens, held)
 
 
 def _cause(outcome: Outcome, node: str) -> Cause:
