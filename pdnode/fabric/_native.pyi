@@ -1,4 +1,4 @@
-"""The compiled transfer core (C++ on libfabric, loaded by dlopen). A test compares this with the module.
+"""The compiled transfer core (C++ on libfabric, by dlopen). A test compares this with the module.
 
 Threads: one progress thread per device group, from `add_group` to `close`. All methods may be
 called from one Python thread (the asyncio loop's); they only queue commands or read atomics, never
@@ -18,7 +18,7 @@ class LayerCounter:
 
     def __init__(self, page_fd: int, wake_fds: Sequence[int]) -> None: ...
     def raise_layer(self) -> None:
-        """Store value + 1, seq_cst fence, wake each group whose sleeping word is set. No GIL needed."""
+        """Store value + 1, seq_cst fence, wake each group whose sleeping word is set."""
     @property
     def value(self) -> int: ...
 
@@ -79,7 +79,8 @@ class Fabric:
     def wake_fd(self, group: int) -> int:
         """eventfd that wakes the group's progress thread; give it to the worker."""
     def listen(self, nic: int, address: str, port: int) -> int:
-        """FI_EP_MSG: open the passive endpoint; returns the bound port (port 0: any). Start-up only."""
+        """FI_EP_MSG: open the passive endpoint; returns the bound port (port 0: any). Start-up
+        only: it waits for the group's thread."""
     def endpoint_name(self, session: int, nic: int) -> bytes:
         """FI_EP_RDM: the name of the endpoint this session opened on `nic` (after `opened`)."""
     def add_region(self, group: int, fd: int, size: int, page_bytes: int) -> int:
@@ -88,26 +89,38 @@ class Fabric:
     def remove_region(self, region: int) -> None:
         """Unmap. No session may have it any more."""
     def add_counter(self, page_fd: int) -> int:
-        """Map a worker's counter page; every group watches it while a program needs it."""
+        """After the groups: map a worker's counter page; every group watches it while a program
+        needs it."""
     def remove_counter(self, counter: int) -> None: ...
 
     # sessions: all answers are events
-    def open_session(self, session: int, nics: Sequence[int], writable: Sequence[int], token: bytes) -> None:
-        """Register `writable` regions plus a 4 KiB scratch page for this peer on their NICs → opened.
+    def open_session(
+        self, session: int, nics: Sequence[int], writable: Sequence[int], token: bytes
+    ) -> None:
+        """Register `writable` regions plus a 4 KiB scratch page for this peer on their NICs →
+        opened, or `lost` with pair (−1, −1) if a registration was refused. `token`: 16 to 64 bytes.
+        Again for an open session: NICs whose pairs were fenced are registered anew → opened.
         MSG: connection requests that carry `token` are accepted for this session from now on (all
         other ones are rejected). RDM: an endpoint of its own per NIC."""
     def descriptors(self, session: int) -> list[tuple[int, list[tuple[int, int, int, int, int]]]]:
-        """[(region or −1 for scratch, [(nic, offset, length, base, key)])], to be sent to the peer."""
-    def connect(self, session: int, pair: tuple[int, int], endpoint: bytes, deadline_s: float) -> None:
+        """[(region or −1 for scratch, [(nic, offset, length, base, key)])], for the peer."""
+    def connect(
+        self, session: int, pair: tuple[int, int], endpoint: bytes, deadline_s: float
+    ) -> None:
         """MSG: connect local NIC pair[0] to `host:port`; RDM: take the peer's endpoint name.
-        → connected, or lost after `deadline_s` (the deadline holds on both kinds)."""
-    def set_remote(self, session: int, regions: Sequence[tuple[int, Sequence[tuple[int, int, int, int, int]]]]) -> None:
+        → connected, or lost after `deadline_s`; the same deadline holds for the probe. A pair that
+        was up must be fenced before it is connected again. NIC numbers are 0 to 63."""
+    def set_remote(
+        self, session: int, regions: Sequence[tuple[int, Sequence[tuple[int, int, int, int, int]]]]
+    ) -> None:
         """The peer's descriptors: [(rank or −1, [(nic, offset, length, base, key)])], checked."""
     def probe(self, session: int) -> None:
-        """Write 8 bytes with immediate slot 0 into the peer's scratch over every connected pair → probed."""
+        """Write 8 bytes with immediate slot 0 into the peer's scratch over every connected pair
+        → probed, or lost after the deadline of `connect` (10 s where the peer connected)."""
     def fence(self, session: int, pair: tuple[int, int] | None = None) -> None:
         """Close the connection(s), close the session's own registrations (of that NIC, or all),
-        drop its queued immediates, fail its outstanding writes locally → fenced. Idempotent."""
+        drop its queued immediates, fail its outstanding writes locally → fenced. Idempotent: each
+        call is answered, for a session that is not open at once."""
 
     # target side
     def arm(self, slot: int, generation: int, session: int, expected: int) -> None:
@@ -118,10 +131,22 @@ class Fabric:
     # sender side
     def open_transfer(self, transfer: int, session: int, immediate: int) -> None: ...
     def submit(
-        self, transfer: int, counter: int, base: int, layers: int, region: int,
-        source_layer_stride: int, source_page_stride: int, source_offset: int,
-        remote_rank: int, remote_layer_stride: int, remote_page_stride: int, remote_offset: int,
-        length: int, whole_page: bool, spans: Sequence[tuple[int, int, int]],
+        self,
+        transfer: int,
+        counter: int,
+        base: int,
+        layers: int,
+        region: int,
+        source_layer_stride: int,
+        source_page_stride: int,
+        source_offset: int,
+        remote_rank: int,
+        remote_layer_stride: int,
+        remote_page_stride: int,
+        remote_offset: int,
+        length: int,
+        whole_page: bool,
+        spans: Sequence[tuple[int, int, int]],
     ) -> None:
         """One layer program: layer l is due when counter ≥ base + l + 1 (counter −1: due now).
         spans are (source page, destination page, count). Bounds are checked against both regions
@@ -131,22 +156,25 @@ class Fabric:
     def stop(self, transfer: int) -> None:
         """Post nothing more; what is outstanding comes back → drained (or failed)."""
     def exempt(self, transfer: int, pair: tuple[int, int]) -> None:
-        """The peer has fenced this pair: failed writes over it no longer count against `drained`."""
+        """The peer has fenced this pair: writes over it that fail from now on do not count against
+        `drained`. A transfer that has failed before stays failed."""
     def close_transfer(self, transfer: int) -> list[tuple[int, int, int, int, int, int, int]]:
         """Forget it (after drained or settled). Its record: (program batch, layer, raised_ns,
         posted_ns, done_ns, bytes, writes), CLOCK_MONOTONIC, one row per submit() and layer."""
 
     # readable at any time, without a lock
     def statistics(self) -> dict[str, int]:
-        """Since start: turns, late_immediates, early_immediates, overshoots, rejected_connections, registrations,
-        wakeups, posted_bytes, posted_writes, posted_pages, received_units; in flight now: writes,
-        bytes, pages; sessions, connections, transfers."""
+        """Since start: turns, late_immediates, early_immediates, overshoots, rejected_connections,
+        registrations, wakeups, posted_bytes, posted_writes, posted_pages, received_units; in flight
+        now: writes, bytes, pages; sessions, connections, transfers."""
     def nic_statistics(self) -> list[dict[str, int | str]]:
-        """Per NIC: nic, name, address, posted/done/failed bytes, writes, pages, in flight, received units."""
+        """Per NIC: nic, name, address, {posted,done,failed}_{bytes,writes,pages}, in flight now
+        bytes, writes, pages, and received_units."""
     def peer_statistics(self) -> list[dict[str, int]]:
-        """The same per session and pair."""
+        """The same per pair: session, local_nic, remote_nic, …. Several pairs of a session on one
+        local NIC: received_units are with the first of them."""
     def close(self) -> None:
-        """Stop and join the threads, close endpoints, regions, domains, in that order. Idempotent."""
+        """Stop and join the threads, then close endpoints, regions and domains. Idempotent."""
 
 def build_info() -> dict[str, str]:
     """Compiler, headers' libfabric version, sanitizer."""

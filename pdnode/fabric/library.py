@@ -1,4 +1,4 @@
-"""Which libfabric to load: one per process, by absolute path. Loads nothing and imports nothing native.
+"""Which libfabric to load: one per process, by absolute path. Loads and imports nothing native.
 
 The core checks the version and refuses what is older than 1.18 in words.
 """
@@ -20,8 +20,8 @@ SYSTEM_DIRECTORIES = (
 )
 WHEEL = "mpich"
 
-# libfabric's real name carries its libtool version, current.revision.age: `.so.1.20.0` is 1.17.
-# 1.18.0 is the first one with age 21 (every release since 1.4 has raised it by one or two).
+# libfabric's real file name carries its ABI age, `libfabric.so.1.AGE.x`: 20 in 1.17 (Debian), 29 in
+# 2.3, one more with each of the nine releases from one to the other. So 1.18 has 21.
 _FIRST_SUFFICIENT_AGE = 21
 
 
@@ -39,7 +39,7 @@ def find_library(configured: str, provider: str) -> Path:
             raise DeviceMissing(f"[fabric] library: there is no file {configured}")
         return path
     tried = []
-    candidates = [*(EFA_DIRECTORIES if provider == "efa" else ()), *SYSTEM_DIRECTORIES]
+    candidates: list[Path] = [*(EFA_DIRECTORIES if provider == "efa" else ()), *SYSTEM_DIRECTORIES]
     for directory in candidates:
         path = directory / SONAME
         if not path.is_file():

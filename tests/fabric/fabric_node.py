@@ -1,8 +1,10 @@
 """A node of the fabric tests: one Fabric on loopback with one region, and its events."""
 
+import json
 import mmap
 import os
 import select
+import subprocess
 import time
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,7 +22,7 @@ Descriptors = list[tuple[int, list[tuple[int, int, int, int, int]]]]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """`pages` pages of `page_bytes` in each of `layers` layers; NIC 0 is 127.0.0.1."""
+    """`pages` pages of `page_bytes` in each of `layers` layers; NIC 0 is `host`."""
 
     provider: str = "tcp"
     pages: int = 64
@@ -28,6 +30,7 @@ class Node:
     layers: int = 1
     poll: str = "adaptive"
     port: int = 0
+    host: str = "127.0.0.1"
     fabric: Fabric = field(init=False)
     memory: mmap.mmap = field(init=False)
     region: int = field(init=False)
@@ -36,9 +39,9 @@ class Node:
 
     def __post_init__(self) -> None:
         self.fabric = Fabric(str(find_library("auto", self.provider)), self.provider, self.poll)
-        self.fabric.add_group([("lo", "127.0.0.1")])
+        self.fabric.add_group([("lo", self.host)])
         if self.provider == "tcp":
-            self.port = self.fabric.listen(0, "127.0.0.1", self.port)
+            self.port = self.fabric.listen(0, self.host, self.port)
         fd = os.memfd_create("kv")
         os.ftruncate(fd, self.size)
         self.memory = mmap.mmap(fd, self.size)
@@ -144,3 +147,24 @@ def join(sender: Node, target: Node, session: int = 1, token: bytes = TOKEN) -> 
         node.fabric.probe(session)
     for node in (sender, target):
         node.wait("probed", session=session, pair=(0, 0))
+
+
+def connect_process(
+    sender: Node, process: "subprocess.Popen[str]", session: int, token: bytes
+) -> None:
+    """Joins `sender` to a `target_process.py`."""
+    scratch = sender.open(session, token, writable=False)
+    order = {"token": token.decode(), "endpoint": sender.address(session).hex(), "remote": scratch}
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(order) + "\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline())
+    if sender.provider != "tcp":
+        sender.fabric.connect(session, (0, 0), bytes.fromhex(answer["endpoint"]), 5.0)
+    sender.wait("connected", session=session)
+    sender.fabric.set_remote(
+        session, [(rank, [tuple(piece) for piece in pieces]) for rank, pieces in answer["region"]]
+    )
+    sender.fabric.probe(session)
+    sender.wait("probed", session=session)

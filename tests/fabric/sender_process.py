@@ -34,7 +34,9 @@ def main() -> None:
     if provider != "tcp":
         node.fabric.connect(SESSION, (0, 0), bytes.fromhex(order["endpoint"]), 5.0)
     node.wait("connected")
-    node.fabric.set_remote(SESSION, [(rank, [tuple(p) for p in ps]) for rank, ps in order["remote"]])
+    node.fabric.set_remote(
+        SESSION, [(rank, [tuple(p) for p in ps]) for rank, ps in order["remote"]]
+    )
     node.fabric.probe(SESSION)
     node.wait("probed")
     say(up=True)

@@ -96,7 +96,7 @@ def test_a_configured_library_is_taken_as_it_is(tmp_path: Path) -> None:
         library.find_library(str(path), "tcp")
     path.touch()
     assert library.find_library(str(path), "tcp") == path
-    with pytest.raises(DeviceMissing, match="'libfabric.so.1' is not an absolute path"):
+    with pytest.raises(DeviceMissing, match=r"'libfabric\.so\.1' is not an absolute path"):
         library.find_library("libfabric.so.1", "tcp")
 
 

@@ -195,3 +195,14 @@ def test_a_region_in_several_registrations() -> None:
     assert target.memory[:] == sender.memory[:]
     sender.close()
     target.close()
+
+
+def test_a_thread_that_never_sleeps() -> None:
+    sender, target = (Node(pages=64, poll="busy") for _ in range(2))
+    sender.fill(6)
+    join(sender, target)
+    push(sender, target, [(0, 0, 64)], 64)
+    assert target.memory[:] == sender.memory[:]
+    assert sender.fabric.statistics()["wakeups"] == 0
+    sender.close()
+    target.close()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -74,7 +74,7 @@ def units(node: Node) -> int:
     return node.fabric.statistics()["received_units"]
 
 
-def until(condition, timeout_s: float = 10.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "not in time"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -79,6 +80,8 @@ def test_every_layer_goes_when_it_is_raised(setting: tuple[Node, Node, Worker]) 
         while target.fabric.statistics()["received_units"] < (layer + 1) * PAGES:
             assert time.monotonic_ns() < before + 10**10
             target.gather(0.001)
+        while sender.fabric.peer_statistics()[0]["done_pages"] < (layer + 1) * PAGES:
+            sender.gather(0.001)
         assert layers_there(sender, target) == expected
     target.wait("reached", slot=1)
     sender.wait("drained", transfer=1)
@@ -88,7 +91,7 @@ def test_every_layer_goes_when_it_is_raised(setting: tuple[Node, Node, Worker]) 
     ]
     for _, _, raised, posted, done, _, _ in record:
         assert 0 < raised <= posted <= done < time.monotonic_ns()
-    assert all(one[4] < two[2] for one, two in zip(record, record[1:], strict=False))
+    assert all(one[4] < two[2] for one, two in pairwise(record))
 
 
 def test_raises_seen_together_and_programs_that_come_late(

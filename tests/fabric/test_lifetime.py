@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from pdnode.fabric._native import Event
 from pdnode.fabric.engine import FabricEngine
-from tests.fabric.fabric_node import PROVIDERS, Node, immediate, join
+from tests.fabric.fabric_node import PROVIDERS, Node, connect_process, immediate, join
 
 
 def threads() -> int:
@@ -61,9 +62,9 @@ def test_idle_sessions_and_a_frozen_peer_cost_no_core() -> None:
 def test_outstanding_writes_to_a_frozen_peer_do_not_spin() -> None:
     sender = Node(pages=256, page_bytes=65536)
     command = [sys.executable, "-m", "tests.fabric.target_process", "tcp", "256", "65536"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
-        from tests.fabric.test_sessions import connect_process
-
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
         connect_process(sender, peer, 1, b"0123456789abcdef")
         peer.send_signal(signal.SIGSTOP)
         sender.fabric.open_transfer(1, 1, immediate(5, 0))
@@ -150,7 +151,7 @@ def test_the_calls_of_the_loop_are_short() -> None:
     spans = [(page, page, 1) for page in range(64)]
     took: dict[str, list[float]] = {}
 
-    def timed(name: str, call, *arguments: object) -> None:
+    def timed(name: str, call: Callable[..., object], *arguments: object) -> None:
         start = time.perf_counter()
         call(*arguments)
         took.setdefault(name, []).append(time.perf_counter() - start)

@@ -38,6 +38,12 @@ def test_drained_waits_for_finish_and_for_every_program(pair: tuple[Node, Node])
     no_more(sender)
     with pytest.raises(FabricError, match="transfer 1 has neither drained nor settled"):
         sender.fabric.close_transfer(1)
+    with pytest.raises(FabricError, match="region 0 is the source of transfer 1"):
+        sender.fabric.remove_region(0)
+    with pytest.raises(FabricError, match="transfer 1 is finished"):
+        sender.submit(1, [(0, 0, 1)])
+    with pytest.raises(FabricError, match="groups: they are added before the counters"):
+        sender.fabric.add_group([("lo", "127.0.0.1")])
     counter.raise_layer()
     sender.wait("drained", transfer=1)
     assert target.wait("reached").count == 3

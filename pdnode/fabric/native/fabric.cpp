@@ -50,6 +50,7 @@ void Fabric::close() {
   for (auto& group : groups_) group->close();
   hub_->events.close();
   sessions_.clear();
+  for (auto& [number, transfer] : transfers_) transfer->programs.clear();
   transfers_.clear();
   regions_.clear();
 }
@@ -65,7 +66,9 @@ std::vector<Event> Fabric::take_events(size_t most) {
   std::vector<Event> events = hub_->events.take(most);
   for (const Event& event : events) {
     // The whole session: nothing is left of it.
-    if (event.kind == EventKind::kFenced && event.pair.first < 0) sessions_.erase(event.session);
+    if (event.kind != EventKind::kFenced || event.pair.first >= 0) continue;
+    const auto found = sessions_.find(event.session);
+    if (found != sessions_.end() && found->second.fencing) sessions_.erase(found);
   }
   return events;
 }
@@ -73,6 +76,7 @@ std::vector<Event> Fabric::take_events(size_t most) {
 int Fabric::add_group(const std::vector<std::pair<std::string, std::string>>& nics, int cpu) {
   check_open();
   require(!nics.empty(), "nics: a group needs at least one");
+  require(counters_.empty(), "groups: they are added before the counters that they watch");
   require(groups_.size() < kMaxGroups, "groups: at most " + std::to_string(kMaxGroups));
   require(nics_.size() + nics.size() <= kMaxNics, "nics: at most " + std::to_string(kMaxNics));
   const int number = static_cast<int>(groups_.size());
@@ -161,6 +165,10 @@ void Fabric::remove_region(int number) {
     const auto& list = session.writable;
     require(std::find(list.begin(), list.end(), number) == list.end(),
             quoted("region", number) + " is open to " + quoted("session", id));
+  }
+  for (const auto& [id, transfer] : transfers_) {
+    require(transfer->ended.load() || transfer->regions.count(number) == 0,
+            quoted("region", number) + " is the source of " + quoted("transfer", id));
   }
   // The command holds the mapping until its registrations are closed.
   group(found->second->group).post([region = found->second](Group& on) {

@@ -121,6 +121,7 @@ void Fabric::submit(const SubmitArguments& a, std::vector<Span> spans) {
   transfer->programs.push_back(program);
   const int number = region->second->group;
   transfer->groups.insert(number);
+  transfer->regions.insert(a.region);
   group(number).post([program](Group& on) { on.submit(program); });
 }
 
@@ -154,6 +155,7 @@ std::vector<RecordRow> Fabric::close_transfer(int64_t number) {
                         record.posted_ns, record.done_ns, record.bytes, record.writes);
     }
   }
+  transfer->programs.clear();  // they own the transfer in turn
   transfers_.erase(number);
   return rows;
 }

@@ -133,6 +133,8 @@ void Group::on_immediate(Nic* nic, uint32_t value) {
   const SlotOutcome outcome = hub_.slots.count(immediate);
   if (outcome.late) hub_.counters.late_immediates.fetch_add(1, std::memory_order_relaxed);
   if (outcome.early) hub_.counters.early_immediates.fetch_add(1, std::memory_order_relaxed);
+  // Before the events: who hears of them finds the figures there.
+  nic->flow.received_units.add(immediate.weight);
   if (SessionPart* part = find_part(outcome.session)) {
     for (auto& connection : part->connections) {
       if (connection->nic == nic) {
@@ -155,7 +157,6 @@ void Group::on_immediate(Nic* nic, uint32_t value) {
     event.kind = EventKind::kOvershoot;
     hub_.events.push(event);
   }
-  nic->flow.received_units.add(immediate.weight);
 }
 
 // An arrival does not say whose it is; the word that it wrote does.

@@ -15,9 +15,10 @@ namespace {
 
 constexpr int64_t kAcceptPatienceNs = 10'000'000'000;
 
-// Connection data: magic, version, the two NIC numbers, token.
+// Connection data: magic, version, the two NIC numbers, length of the token, token. The length is
+// said because a provider may pad what arrives (verbs does).
 constexpr uint8_t kMagic[] = {'p', 'd', 'n', 1};
-constexpr size_t kTokenOffset = sizeof kMagic + 4;
+constexpr size_t kTokenOffset = sizeof kMagic + 5;
 
 void put_u16(std::string* out, int value) {
   out->push_back(static_cast<char>(value & 0xff));
@@ -30,6 +31,7 @@ std::string connection_data(Pair pair, const std::string& token) {
   std::string data(reinterpret_cast<const char*>(kMagic), sizeof kMagic);
   put_u16(&data, pair.first);
   put_u16(&data, pair.second);
+  data.push_back(static_cast<char>(token.size()));
   return data + token;
 }
 
@@ -185,7 +187,8 @@ void Group::connect(int64_t session, Pair pair, const std::vector<uint8_t>& addr
   if (part == nullptr) return;  // fenced meanwhile: `fenced` is the answer
   if (Connection* old = part->find(pair)) {
     if (old->state != Connection::State::kLost) return;
-    if (hub_.provider.endpoint == FI_EP_RDM) {
+    // Only a set-up that failed may be repeated: after a loss nothing is carried over.
+    if (old->was_up) {
       say_lost(session, pair, "lost before: the pair must be fenced first");
       return;
     }
@@ -267,6 +270,7 @@ void Group::set_remote(int64_t session, std::shared_ptr<const RemoteTable> remot
 void Group::mark_connected(Connection* connection) {
   if (connection->state != Connection::State::kConnecting) return;
   connection->state = Connection::State::kUp;
+  connection->was_up = true;
   connection->deadline_ns = 0;
   hub_.counters.connections.fetch_add(1);
   Event event;
@@ -339,10 +343,11 @@ SessionPart* Group::match_request(const Nic& nic, const uint8_t* data, size_t si
   if (size < kTokenOffset || std::memcmp(data, kMagic, sizeof kMagic) != 0) return nullptr;
   *remote = get_u16(data + sizeof kMagic);
   const int local = get_u16(data + sizeof kMagic + 2);
+  const size_t length = data[kTokenOffset - 1];
+  if (length > size - kTokenOffset) return nullptr;
   SessionPart* match = nullptr;
   for (const auto& [id, part] : parts_) {
-    const bool equal =
-        equal_secret(part->shared->token, data + kTokenOffset, size - kTokenOffset);
+    const bool equal = equal_secret(part->shared->token, data + kTokenOffset, length);
     const auto on = part->nics.find(nic.number);
     if (equal && on != part->nics.end() && on->second.registered) match = part.get();
   }
@@ -357,7 +362,7 @@ void Group::on_request(Nic* nic, const uint8_t* buffer, size_t size) {
   if (part != nullptr) {
     const Pair pair{nic->number, remote};
     Connection* old = part->find(pair);
-    if (old != nullptr && old->state != Connection::State::kLost) {
+    if (old != nullptr && (old->state != Connection::State::kLost || old->was_up)) {
       part = nullptr;  // one connection per pair and token
     } else if (old != nullptr) {
       close_connections(part, {old});
@@ -372,7 +377,6 @@ void Group::on_request(Nic* nic, const uint8_t* buffer, size_t size) {
     }
     return;
   }
-  connection->accepted = true;
   connection->patience_ns = kAcceptPatienceNs;
   connection->deadline_ns = now_ns() + kAcceptPatienceNs;
   Error error = prepare(connection, info.get());

@@ -109,7 +109,7 @@ struct Connection {
   Pair pair{-1, -1};
   Nic* nic = nullptr;
   State state = State::kConnecting;
-  bool accepted = false;  // the peer asked for it
+  bool was_up = false;
   Fid<fid_ep> own;        // FI_EP_MSG
   fid_ep* ep = nullptr;   // own, or the session's RdmEndpoint
   fi_addr_t peer = FI_ADDR_UNSPEC;

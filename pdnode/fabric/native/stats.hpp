@@ -41,7 +41,7 @@ struct SharedCounters {
   std::atomic<int64_t> connections{0};
 };
 
-constexpr size_t kMaxPairs = 64;  // per session
+constexpr size_t kMaxPairs = 256;  // per session, as on the wire
 
 // Flow of one pair of one session. The list only grows; an entry is used again when its pair
 // comes back.

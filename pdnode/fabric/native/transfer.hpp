@@ -71,7 +71,7 @@ struct Transfer {
 
   // Python's thread only.
   std::vector<std::shared_ptr<Program>> programs;
-  std::set<int> groups;
+  std::set<int> groups, regions;
   bool finished = false;
 
   // One for Python until finish, stop or failure; one for each program until it has nothing
