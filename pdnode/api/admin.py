@@ -1,6 +1,8 @@
 """The admin surface, on a unix socket only: what finished requests and transfers left behind."""
 
+import errno
 import os
+import socket
 from pathlib import Path
 
 import msgspec
@@ -30,9 +32,11 @@ def build_admin_app(records: Records) -> web.Application:
 async def listen_admin(app: web.Application, path: Path) -> web.AppRunner:
     """Binds `path` with mode 0660 whatever the umask; a stale socket file is replaced.
 
-    OSError if the directory is missing or not writable.
+    OSError if the directory is missing or not writable, or another process listens there.
     """
     if path.is_socket():
+        if _in_use(path):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         path.unlink()
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -43,6 +47,14 @@ async def listen_admin(app: web.Application, path: Path) -> web.AppRunner:
         await runner.cleanup()
         raise
     return runner
+
+
+def _in_use(path: Path) -> bool:
+    """Whether a process listens on this socket file; one that was killed leaves its file behind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a full backlog is an answer as well
+        code = probe.connect_ex(str(path))
+    return code in (0, errno.EAGAIN)
 
 
 def _json(value: object) -> web.Response:

@@ -123,8 +123,12 @@ class Flight:
         if pull is None:
             queue_s, prefill_s, transfer_s, first_step_s = 0.0, first - begun, 0.0, 0.0
         else:
-            queue_s, prefill_s = pull.queue_s, pull.prefill_s
-            transfer_s = complete - begun - queue_s - prefill_s
+            queue_s = pull.queue_s
+            # The pages were here, so the last layer was computed by then, whatever the pass took
+            # to return. Before `drained` the prefill's last word on it may be missing.
+            most_s = complete - begun - queue_s
+            prefill_s = min(pull.prefill_s, most_s) if pull.grant.drained else most_s
+            transfer_s = most_s - prefill_s
             first_step_s = first - complete
         return RequestRecord(
             request_id=self.request.request_id,

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine
+from typing import Any
 
 from pdnode import __version__
 from pdnode.api.admin import build_admin_app, listen_admin
@@ -82,26 +83,33 @@ class Node:
         self._figures = Figures(config, self._service)
 
     async def run(self) -> int:
+        asyncio.get_running_loop().set_exception_handler(self._on_fault)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         async with contextlib.AsyncExitStack() as stack:
             await self._listen(stack)
-            if not await self._unless_stopped(self._load(stack)):
-                return Exit.OK  # stopped while loading: there was nothing to drain
-            event(
-                _log, logging.INFO, "node.serving", "serving",
-                role=self._config.node.role, model=self._config.model.name,
-            )  # fmt: skip
-            background = [
-                asyncio.create_task(self._run_steps()),
-                asyncio.create_task(self._tick()),
-            ]
-            await self._stop.wait()
-            code = await self._drain()
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            if await self._unless_stopped(self._load(stack)):
+                code = await self._serve()
+            else:  # stopped while loading: there is nothing to drain
+                code = Exit.OK if self._died is None else Exit.INTERNAL
         event(_log, logging.INFO, "node.stopped", "stopped", exit_code=int(code))
+        return code
+
+    async def _serve(self) -> int:
+        """From loaded to drained; the exit code."""
+        event(
+            _log, logging.INFO, "node.serving", "serving",
+            role=self._config.node.role, model=self._config.model.name,
+        )  # fmt: skip
+        background = [
+            asyncio.create_task(self._run_steps()),
+            asyncio.create_task(self._tick()),
+        ]
+        await self._stop.wait()
+        code = await self._drain()
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         return code
 
     # building
@@ -322,19 +330,32 @@ class Node:
         if self._died is not None:
             return
         self._died = text
-        event(_log, logging.ERROR, "engine.died", "the engine died", cause=text)
+        event(_log, logging.ERROR, "engine.died", "this node cannot go on", cause=text)
         self._service.engine_died(text)
         if self._push is not None:
             self._push.engine_failed(text)
         self._stop.set()
 
+    def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception that nobody took. A broken assertion means that some state is wrong: pages
+        may be held for ever or given away too early, so the node ends and says why."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if isinstance(error, AssertionError):
+            self._engine_died(f"internal error: {str(error) or context['message']}")
+
     async def _tick(self) -> None:
+        """Deadlines of transfers. Nobody awaits this task before the end, so it reports itself."""
         while True:
             await asyncio.sleep(TICK_S)
-            if self._pull is not None:
-                self._pull.tick()
-            if self._push is not None:
-                self._push.tick()
+            try:
+                if self._pull is not None:
+                    self._pull.tick()
+                if self._push is not None:
+                    self._push.tick()
+            except Exception as error:  # noqa: BLE001 - the next tick may still do its work
+                context = {"message": "a tick failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
 
     # stopping
 

@@ -178,7 +178,7 @@ class NodeService:
                 self._start_local(flight, await self._reserve(flight))
         except Cause as cause:
             flight.fail(cause)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a fault of this program: the client must hear of it
             _log.exception("placing a request failed")
             flight.fail(Cause("internal error"))
 

@@ -46,8 +46,9 @@ class Runner:
         self._attention.plan(segments)
         tokens = [token for part in step.sequences for token in part.tokens]
         positions = torch.cat([torch.arange(s.start, s.start + s.count) for s in segments])
+        draws = any(part.sampling is not None for part in step.sequences)
         hidden = self._model.forward(
-            torch.tensor(tokens), positions, self._attention, self._layer_done
+            torch.tensor(tokens), positions, self._attention, self._layer_done, kv_only=not draws
         )
         drawn = self._draw(step, hidden)
         return StepDone(step.pass_id, drawn, time.perf_counter() - began)

@@ -81,11 +81,15 @@ class Llama:
         positions: Tensor,
         attention: PassAttention,
         layer_done: Callable[[], None],
+        *,
+        kv_only: bool = False,
     ) -> Tensor:
         """Hidden states [N, E] (before the final norm) of `tokens` [N] int64 at `positions` [N].
 
         `attention` is planned for this pass. `layer_done` is called once per layer, after the
         attention output projection: from then on the layer's K and V of this pass are final.
+        `kv_only`: nobody wants the hidden states, so the pass ends with the last layer's K and V;
+        what it returns means nothing.
         """
         hidden = self._weights.embedding[tokens]
         angles = torch.outer(positions.float(), self._frequencies).repeat(1, 2).unsqueeze(1)
@@ -93,6 +97,8 @@ class Llama:
         for number, layer in enumerate(self._weights.layers):
             hidden = hidden + self._attend(layer, number, hidden, cosines, sines, attention)
             layer_done()
+            if kv_only and number == len(self._weights.layers) - 1:
+                break
             hidden = hidden + self._mlp(layer, hidden)
         return hidden
 

@@ -39,7 +39,9 @@ class TransferRecord(msgspec.Struct, frozen=True):
 class RequestRecord(msgspec.Struct, frozen=True):
     """One finished request, as the decode (or colocated) node saw it; all durations on its clock.
 
-    `ttft_s` = admit_s + prefill_queue_s + prefill_s + transfer_wait_s + first_step_s. Local
+    `ttft_s` = admit_s + prefill_queue_s + prefill_s + transfer_wait_s + first_step_s, none of them
+    negative. `transfer_wait_s`: from the prefill's last pass to the last page here; where the
+    request ended before the prefill node said `drained`, this wait is part of `prefill_s`. Local
     prefill: `prefill_queue_s` and `transfer_wait_s` are 0, `prefill_s` ends with the first token.
     """
 

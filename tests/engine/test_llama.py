@@ -100,3 +100,19 @@ def test_short_dtypes_stay_near_float32(tmp_path: Path, dtype: str, error: float
                 )
                 found.append(engine.step([part])[0].logprob)
             assert found[1] == pytest.approx(found[0], abs=error)
+
+
+def test_a_pass_that_draws_nothing_ends_with_the_last_keys_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefill node's pass: what follows the last raise is of no use to anyone."""
+    engine = LocalEngine(load_model(write_tiny_llama(tmp_path)))
+    calls: list[str] = []
+    mlp = engine.model._mlp
+    monkeypatch.setattr(engine.model, "_mlp", lambda *of: calls.append("mlp") or mlp(*of))
+    layers = engine.model.config.layers
+    engine.step([SequenceStep(1, 0, list(range(3, 35)), engine.take(57), None)])
+    assert len(calls) == layers - 1
+    calls.clear()
+    engine.step([SequenceStep(1, 32, list(range(35, 60)), [], GREEDY)])
+    assert len(calls) == layers

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ from pdnode.obs.records import RequestRecord, TransferRecord
 Record = TypeVar("Record")
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+EVENT_TIMEOUT_S = 20.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -93,17 +94,28 @@ class NodeSpec:
 
 @dataclass(slots=True)
 class RunningNode:
-    """A started process. Its output is in `log`."""
+    """A started process. Its output is in `log` from byte `begins` on."""
 
     spec: NodeSpec
     process: subprocess.Popen[bytes]
     log: Path
+    begins: int
 
     def text(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_bytes()[self.begins :].decode(errors="replace")
 
     def send_signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self.process.kill()
+        self.process.wait(STOP_TIMEOUT_S)
+
+    async def ended(self, within_s: float = STOP_TIMEOUT_S) -> int:
+        """Exit code, once it ends by itself."""
+        await until(lambda: self.process.poll() is not None, f"{self.spec.name} ends", within_s)
+        return self.process.wait()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal and wait; SIGKILL when it takes too long (and fail)."""
@@ -131,6 +143,7 @@ def start_node(spec: NodeSpec) -> RunningNode:
     if spec.provider == "tcp-rdm":
         command.append("--allow-test-provider")
     with log.open("ab") as sink:
+        begins = sink.tell()
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -138,7 +151,7 @@ def start_node(spec: NodeSpec) -> RunningNode:
             stderr=sink,
             env=os.environ | {"PYTHONFAULTHANDLER": "1"},
         )
-    return RunningNode(spec, process, log)
+    return RunningNode(spec, process, log, begins)
 
 
 @contextlib.contextmanager
@@ -180,6 +193,11 @@ class Client:
             await _pause()
         raise AssertionError(f"{node.spec.name} not at {status}: {seen}\n{node.text()}")
 
+    async def ready(self) -> tuple[int, list[str]]:
+        """Status and reasons of /readyz."""
+        async with self.session.get(f"{self.spec.url}/readyz") as answer:
+            return answer.status, await answer.json()
+
     async def complete(
         self, prompt: list[int] | str, max_tokens: int, **fields: object
     ) -> dict[str, object]:
@@ -191,16 +209,28 @@ class Client:
     async def post(
         self, prompt: list[int] | str, max_tokens: int, **fields: object
     ) -> tuple[int, dict[str, object], Mapping[str, str]]:
-        request = {
-            "model": "test-model",
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            **fields,
-        }
+        request = _completion(prompt, max_tokens, **fields)
         async with self.session.post(f"{self.spec.url}/v1/completions", json=request) as answer:
             return answer.status, await answer.json(), answer.headers.copy()
+
+    async def tokens(self, prompt: list[int] | str, max_tokens: int) -> list[int]:
+        """The greedy tokens that follow `prompt`."""
+        body = await self.complete(prompt, max_tokens, return_token_ids=True)
+        return body["choices"][0]["token_ids"]
+
+    async def events(
+        self, prompt: list[int] | str, max_tokens: int, **fields: object
+    ) -> AsyncIterator[dict[str, object]]:
+        """The events of a greedy stream, up to `[DONE]` or the end of the connection."""
+        request = _completion(prompt, max_tokens, stream=True, return_token_ids=True, **fields)
+        async with self.session.post(f"{self.spec.url}/v1/completions", json=request) as answer:
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
+                    return
+                if data:
+                    yield msgspec.json.decode(data)
 
     async def metrics(self) -> dict[str, float]:
         """Samples by their full name, labels included."""
@@ -217,6 +247,12 @@ class Client:
             for name, value in (await self.metrics()).items()
             if (match := pattern.fullmatch(name))
         }
+
+    async def wait_transfers(self, count: int) -> None:
+        """At least `count` KV transfers are under way."""
+        async with asyncio.timeout(EVENT_TIMEOUT_S):
+            while (await self.metrics())["pdnode_kv_transfers_inflight"] < count:
+                await asyncio.sleep(0.01)
 
     async def wait_no_pages(self, within_s: float = 20.0) -> None:
         """Every page is free again."""
@@ -254,6 +290,50 @@ async def transfers(spec: NodeSpec) -> list[TransferRecord]:
 
 async def requests(spec: NodeSpec) -> list[RequestRecord]:
     return await records(spec, "requests", RequestRecord)
+
+
+async def until(done: Callable[[], bool], what: str, within_s: float = EVENT_TIMEOUT_S) -> None:
+    """Returns once `done` says so."""
+    deadline = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        await _pause()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is not merely waiting to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm."""
+    return set(os.listdir("/dev/shm"))
+
+
+@contextlib.asynccontextmanager
+async def cluster(*specs: NodeSpec) -> AsyncIterator[tuple[list[RunningNode], list[Client]]]:
+    """Starts all at once, waits until each is ready; stops what still runs at the end."""
+    with nodes(*specs) as running:
+        async with clients(*specs) as found:
+            for client, node in zip(found, running, strict=True):
+                await client.wait_ready(node)
+            yield running, found
+
+
+def _completion(prompt: list[int] | str, max_tokens: int, **fields: object) -> dict[str, object]:
+    """Body of a greedy request that ignores end-of-text."""
+    return {
+        "model": "test-model",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        **fields,
+    }
 
 
 async def _pause() -> None:

@@ -1,0 +1,188 @@
+"""How nodes end: by a signal, with and without work, by force, and by the death of a process."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes import (
+    Client,
+    NodeSpec,
+    alive,
+    clients,
+    cluster,
+    nodes,
+    requests,
+    shared_memory,
+    transfers,
+    until,
+)
+from tests.support.prompts import random_prompt
+
+LONG = random_prompt(2000, seed=1)
+SHORT = random_prompt(20, seed=2)
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def pair(model: Path, folder: Path, **fields: object) -> tuple[NodeSpec, NodeSpec]:
+    """A prefill and a decode node that does nothing alone; chunks are small, so prompts take."""
+    engine = {"chunk_tokens": 64}
+    prefill = NodeSpec("pf", "prefill", model, folder, engine=engine, **fields)
+    decode = NodeSpec(
+        "dc", "decode", model, folder, (prefill,), engine=engine, peer={"reconnect_max_s": 0.5}
+    )
+    return prefill, decode
+
+
+async def started_stream(
+    client: Client, prompt: list[int], max_tokens: int
+) -> tuple[list[dict], asyncio.Task[None]]:
+    """A stream that has its first token, its events so far, and the task that reads on."""
+    events: list[dict] = []
+    first = asyncio.Event()
+
+    async def read() -> None:
+        async for event in client.events(prompt, max_tokens):
+            events.append(event)
+            first.set()
+
+    task = asyncio.create_task(read())
+    async with asyncio.timeout(20):
+        await first.wait()
+    return events, task
+
+
+def tokens(events: list[dict]) -> int:
+    return sum(len(event["choices"][0]["token_ids"]) for event in events if "choices" in event)
+
+
+async def test_sigterm_finishes_what_was_accepted(slow_model: Path, tmp_path: Path) -> None:
+    """Both nodes at once, with a stream running and a transfer in flight: nothing is cut off."""
+    prefill, decode = pair(slow_model, tmp_path)
+    async with cluster(prefill, decode) as (running, (p, d)):
+        events, stream = await started_stream(d, SHORT, 150)
+        long = asyncio.create_task(d.complete(LONG, 3))
+        await p.wait_transfers(1)
+        for node in running:
+            node.send_signal(signal.SIGTERM)
+        await until(lambda: "node.draining" in running[1].text(), "the decode node drains")
+        status, body, headers = await d.post(SHORT, 1)
+        assert (status, headers["Retry-After"]) == (503, "1"), body
+        status, reasons = await d.ready()
+        assert status == 503
+        assert "draining" in reasons
+        async with d.session.get(f"{d.spec.url}/health") as health:
+            assert health.status == 200
+        assert (await long)["usage"]["completion_tokens"] == 3
+        await stream
+        assert tokens(events) == 150
+        assert [await node.ended() for node in running] == [0, 0]
+    for node in running:
+        assert "node.stopped" in node.text()
+        assert not node.spec.admin.exists()
+
+
+async def test_a_drain_that_takes_too_long_is_forced(slow_model: Path, tmp_path: Path) -> None:
+    """By its own bound on the prefill node, by a second signal on the decode node: exit 143."""
+    prefill, decode = pair(slow_model, tmp_path, node={"shutdown_timeout_s": 0.2})
+    async with cluster(prefill, decode) as (running, (p, d)):
+        long = asyncio.create_task(d.post(LONG, 3))
+        await p.wait_transfers(1)
+        running[0].send_signal(signal.SIGTERM)
+        status, body, _ = await long
+        assert (status, body["error"]["code"]) == (502, "prefill_lost"), body
+        assert await running[0].ended() == 143
+        await d.wait_no_pages()
+
+    async with cluster(prefill, decode) as (running, (p, d)):
+        events, stream = await started_stream(d, SHORT, 1500)
+        long = asyncio.create_task(d.post(LONG, 3))
+        await p.wait_transfers(1)
+        running[1].send_signal(signal.SIGTERM)
+        await until(lambda: "node.draining" in running[1].text(), "the decode node drains")
+        running[1].send_signal(signal.SIGTERM)
+        await stream
+        assert tokens(events) < 1500
+        assert events[-1]["error"]["code"] == "unavailable", events[-1]
+        status, body, _ = await long
+        assert (status, body["error"]["code"]) == (503, "unavailable")
+        assert await running[1].ended() == 143
+        await p.wait_no_pages()
+        assert (await transfers(prefill))[-1].outcome in ("link_lost", "cancelled")
+
+
+async def test_a_killed_worker_ends_its_node(slow_model: Path, tmp_path: Path) -> None:
+    """Requests hear of it, the node exits with 70, nothing of it is left, the peer goes on."""
+    before = shared_memory()
+    prefill, decode = pair(slow_model, tmp_path)
+    async with cluster(prefill, decode) as (running, (p, d)):
+        events, stream = await started_stream(d, SHORT, 1500)
+        long = asyncio.create_task(d.post(LONG, 3))
+        await p.wait_transfers(1)
+        (worker,) = running[1].children()
+        os.kill(worker, signal.SIGKILL)
+        await stream
+        assert "SIGKILL" in events[-1]["error"]["message"], events[-1]
+        status, body, _ = await long
+        assert status == 500, body
+        assert "SIGKILL" in body["error"]["message"]
+        assert await running[1].ended(10) == 70
+        await p.wait_no_pages()
+        assert not alive(worker)
+        assert not decode.admin.exists()
+        assert shared_memory() == before
+
+    async with cluster(prefill, decode) as (running, (p, d)):
+        long = asyncio.create_task(d.post(LONG, 3))
+        await p.wait_transfers(1)
+        (worker,) = running[0].children()
+        os.kill(worker, signal.SIGKILL)
+        status, body, _ = await long
+        assert (status, body["error"]["code"]) == (502, "prefill_lost")
+        assert "SIGKILL" in body["error"]["message"]
+        assert await running[0].ended(10) == 70
+        await d.wait_no_pages()
+        assert not alive(worker)
+        assert shared_memory() == before
+
+
+async def test_peers_come_back(tiny_model: Path, tmp_path: Path) -> None:
+    """kill -9 of either daemon: its worker dies too, the peer says so and serves it again."""
+    before = shared_memory()
+    prefill, decode = pair(tiny_model, tmp_path)
+    async with contextlib.AsyncExitStack() as stack:
+        (p, d) = await stack.enter_async_context(clients(prefill, decode))
+        (second,) = stack.enter_context(nodes(decode))  # decode first: it waits for its prefill
+        await until(lambda: "node.serving" in second.text(), "the decode node has loaded")
+        assert (await d.ready())[0] == 503
+        (first,) = stack.enter_context(nodes(prefill))
+        await d.wait_ready(second)
+        wanted = await d.tokens(LONG, 8)
+
+        (worker,) = first.children()
+        first.kill()
+        await until(lambda: not alive(worker), "the killed daemon's worker ends")
+        await until(lambda: "session.lost" in second.text(), "the decode node says lost")
+        await d.wait_ready(second, status=503)
+        assert prefill.admin.exists()  # a socket file outlives kill -9; the next start replaces it
+        (first,) = stack.enter_context(nodes(prefill))
+        await d.wait_ready(second)
+        assert await d.tokens(LONG, 8) == wanted
+
+        (worker,) = second.children()
+        second.kill()
+        await until(lambda: not alive(worker), "the killed daemon's worker ends")
+        (second,) = stack.enter_context(nodes(decode))
+        await d.wait_ready(second)
+        assert await d.tokens(LONG, 8) == wanted
+        assert first.text().count("session.up") == 2
+        assert len(await requests(decode)) == 1
+        for client in (p, d):
+            await client.wait_no_pages()
+        assert first.stop() == 0
+        assert second.stop() == 0
+        assert shared_memory() == before
