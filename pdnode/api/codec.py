@@ -31,4 +31,13 @@ class TextCodec(Protocol):
         errors.BadRequest when the model has no template or the template refuses them.
         """
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens` without control tokens; what is no character becomes U+FFFD."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for; none for control tokens and ids without a token."""
+
+    def control_name(self, token: int) -> str:
+        """How a control token is written, "<|im_end|>"; "" for all others."""
+
     def decoder(self) -> TextDecoder: ...

@@ -1,9 +1,14 @@
 """The answers of the two generation routes in OpenAI's form, as structs that encode to it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
+
+from pdnode.api.codec import TextCodec
+from pdnode.api.logprobs import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
+from pdnode.api.text import Piece
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -32,8 +37,8 @@ MaybeTokens = Sequence[int] | msgspec.UnsetType
 class TextChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: str | None
-    index: int = 0
-    logprobs: None = None
+    index: int
+    logprobs: TextLogprobs | None
     token_ids: MaybeTokens = msgspec.UNSET
 
 
@@ -45,9 +50,9 @@ class Message(msgspec.Struct, frozen=True):
 
 class MessageChoice(msgspec.Struct, frozen=True):
     message: Message
-    finish_reason: str
-    index: int = 0
-    logprobs: None = None
+    finish_reason: str | None
+    index: int
+    logprobs: ChatLogprobs | None
     token_ids: MaybeTokens = msgspec.UNSET
 
 
@@ -59,8 +64,8 @@ class Delta(msgspec.Struct, frozen=True):
 class DeltaChoice(msgspec.Struct, frozen=True):
     delta: Delta
     finish_reason: str | None
-    index: int = 0
-    logprobs: None = None
+    index: int
+    logprobs: ChatLogprobs | None
     token_ids: MaybeTokens = msgspec.UNSET
 
 
@@ -83,38 +88,50 @@ class Answer(msgspec.Struct, frozen=True):
 class Form(Protocol):
     """How one route writes its answer."""
 
-    def whole(self, text: str, finish: str, usage: Usage, tokens: Sequence[int]) -> Answer:
-        """The answer in one piece. `tokens`: what was generated, shown if asked for."""
+    def whole(self, choices: Sequence[Piece], usage: Usage) -> Answer:
+        """The answer in one piece: one finished piece per choice."""
 
-    def chunk(self, text: str, finish: str | None, usage: MaybeUsage, token: int) -> Answer:
-        """One chunk per generated token; the last carries the finish reason."""
+    def chunk(self, piece: Piece, usage: MaybeUsage) -> Answer:
+        """One chunk per generated token; the last of a choice carries the finish reason."""
 
     def usage_chunk(self, usage: Usage) -> Answer:
         """After the last token, with no choices."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What is the same in all chunks of an answer, and what the client wants to see in them."""
+
+    answer_id: str
+    model: str
+    created: int
+    token_ids: bool
+    logprobs: bool
+
+
 class CompletionForm:
     """POST /v1/completions."""
 
-    def __init__(self, *, answer_id: str, model: str, created: int, token_ids: bool) -> None:
-        self._id = f"cmpl-{answer_id}"
-        self._model = model
-        self._created = created
-        self._token_ids = token_ids
+    def __init__(self, heading: Heading, codec: TextCodec) -> None:
+        self._heading = heading
+        self._codec = codec
 
-    def whole(self, text: str, finish: str, usage: Usage, tokens: Sequence[int]) -> Answer:
-        choice = TextChoice(text, finish, token_ids=_shown(tokens, self._token_ids))
-        return self._answer((choice,), usage)
+    def whole(self, choices: Sequence[Piece], usage: Usage) -> Answer:
+        return self._answer(tuple(map(self._choice, choices)), usage)
 
-    def chunk(self, text: str, finish: str | None, usage: MaybeUsage, token: int) -> Answer:
-        choice = TextChoice(text, finish, token_ids=_shown([token], self._token_ids))
-        return self._answer((choice,), usage)
+    def chunk(self, piece: Piece, usage: MaybeUsage) -> Answer:
+        return self._answer((self._choice(piece),), usage)
 
     def usage_chunk(self, usage: Usage) -> Answer:
         return self._answer((), usage)
 
+    def _choice(self, piece: Piece) -> TextChoice:
+        logprobs = text_logprobs(piece.entries, self._codec) if self._heading.logprobs else None
+        shown = _shown(piece.tokens, self._heading.token_ids)
+        return TextChoice(piece.text, piece.finish, piece.choice, logprobs, shown)
+
     def _answer(self, choices: tuple[Choice, ...], usage: MaybeUsage) -> Answer:
-        return Answer(self._id, "text_completion", self._created, self._model, choices, usage)
+        return _answer(self._heading, "cmpl", "text_completion", choices, usage)
 
 
 class ChatForm:
@@ -124,34 +141,48 @@ class ChatForm:
     take every chunk with choices for a token's time.
     """
 
-    def __init__(self, *, answer_id: str, model: str, created: int, token_ids: bool) -> None:
-        self._id = f"chatcmpl-{answer_id}"
-        self._model = model
-        self._created = created
-        self._token_ids = token_ids
-        self._started = False
+    def __init__(self, heading: Heading, codec: TextCodec) -> None:
+        self._heading = heading
+        self._codec = codec
+        self._started: set[int] = set()
 
-    def whole(self, text: str, finish: str, usage: Usage, tokens: Sequence[int]) -> Answer:
-        shown = _shown(tokens, self._token_ids)
-        choice = MessageChoice(Message(text), finish, token_ids=shown)
-        return self._answer("chat.completion", (choice,), usage)
+    def whole(self, choices: Sequence[Piece], usage: Usage) -> Answer:
+        written = tuple(
+            MessageChoice(
+                Message(piece.text),
+                piece.finish,
+                piece.choice,
+                self._logprobs(piece),
+                _shown(piece.tokens, self._heading.token_ids),
+            )
+            for piece in choices
+        )
+        return _answer(self._heading, "chatcmpl", "chat.completion", written, usage)
 
-    def chunk(self, text: str, finish: str | None, usage: MaybeUsage, token: int) -> Answer:
-        delta = Delta(text) if self._started else Delta(text, "assistant")
-        self._started = True
-        choice = DeltaChoice(delta, finish, token_ids=_shown([token], self._token_ids))
-        return self._answer("chat.completion.chunk", (choice,), usage)
+    def chunk(self, piece: Piece, usage: MaybeUsage) -> Answer:
+        started = piece.choice in self._started
+        self._started.add(piece.choice)
+        choice = DeltaChoice(
+            Delta(piece.text) if started else Delta(piece.text, "assistant"),
+            piece.finish,
+            piece.choice,
+            self._logprobs(piece),
+            _shown(piece.tokens, self._heading.token_ids),
+        )
+        return _answer(self._heading, "chatcmpl", "chat.completion.chunk", (choice,), usage)
 
     def usage_chunk(self, usage: Usage) -> Answer:
-        return self._answer("chat.completion.chunk", (), usage)
+        return _answer(self._heading, "chatcmpl", "chat.completion.chunk", (), usage)
 
-    def _answer(
-        self,
-        kind: Kind,
-        choices: tuple[Choice, ...],
-        usage: MaybeUsage,
-    ) -> Answer:
-        return Answer(self._id, kind, self._created, self._model, choices, usage)
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        return chat_logprobs(piece.entries, self._codec) if self._heading.logprobs else None
+
+
+def _answer(
+    heading: Heading, prefix: str, kind: Kind, choices: tuple[Choice, ...], usage: MaybeUsage
+) -> Answer:
+    answer_id = f"{prefix}-{heading.answer_id}"
+    return Answer(answer_id, kind, heading.created, heading.model, choices, usage)
 
 
 def _shown(tokens: Sequence[int], asked: bool) -> MaybeTokens:

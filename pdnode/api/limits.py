@@ -5,6 +5,11 @@ from dataclasses import dataclass
 MAX_STOPS = 4  # as OpenAI's API
 MAX_STOP_CHARACTERS = 256  # bounds what is searched and held back per token
 MAX_STOP_TOKENS = 64
+MAX_CHOICES = 8  # each is a generation of its own and waits in the queue beside all others
+MAX_LOGPROBS = 20  # as OpenAI's chat API
+MAX_BIASED_TOKENS = 1024
+MAX_PENALTY = 2.0  # presence and frequency, as OpenAI's API, either sign
+MAX_REPETITION_PENALTY = 10.0
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024  # text parts of one chat message
 MAX_CHARACTERS_PER_TOKEN = 64

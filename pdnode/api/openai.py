@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -13,8 +14,8 @@ from aiohttp import web
 from pdnode.api.body import read_object
 from pdnode.api.codec import TextCodec
 from pdnode.api.errors import request_id
-from pdnode.api.forms import ChatForm, CompletionForm, Form
-from pdnode.api.generate import Work, answer
+from pdnode.api.forms import ChatForm, CompletionForm, Form, Heading
+from pdnode.api.generate import Choice, Work, answer
 from pdnode.api.limits import MAX_CHARACTERS_PER_TOKEN, MAX_INLINE_CHARACTERS, Timeouts
 from pdnode.api.schema import (
     GenerationFields,
@@ -27,10 +28,10 @@ from pdnode.api.schema import (
 )
 from pdnode.api.service import Service
 from pdnode.api.stream import StreamOptions
-from pdnode.api.text import Assembler
+from pdnode.api.text import Assembler, Echo
 from pdnode.core.request import Request
 from pdnode.errors import BadRequest, NotFound, Unavailable
-from pdnode.obs.metrics import Metrics, RequestMeter
+from pdnode.obs.metrics import Metrics
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 _SEED_MASK = (1 << 63) - 1
@@ -90,26 +91,28 @@ class OpenAiRoutes:
         )
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
-        meter = self._metrics.request()
+        began_s = self._metrics.clock()
         body, sizes = await self._begin(http)
         asked = read_completion(body, sizes)
         self._check_common(asked.common, "completions")
-        prompt = asked.prompt
+        prompt, text = asked.prompt, None
         if isinstance(prompt, str):
-            encode = partial(self._codec.encode, prompt)
-            prompt = await self._tokenize(encode, len(prompt), "prompt", sizes)
+            text = prompt
+            encode = partial(self._codec.encode, text)
+            prompt = await self._tokenize(encode, len(text), "prompt", sizes)
         max_tokens = fit(len(prompt), asked.common, default=COMPLETION_MAX_TOKENS, sizes=sizes)
         request = self._request(http, asked.common, prompt, max_tokens)
-        form = CompletionForm(
-            answer_id=secrets.token_hex(12),
-            model=self._service.model_name,
-            created=int(self._wall_clock()),
-            token_ids=asked.common.return_token_ids,
-        )
-        return await self._answer(http, asked.common, request, form, meter)
+        echo = None
+        if asked.echo:
+            echo = Echo.of(prompt, self._codec, text=text, alone=max_tokens == 0)
+            # Scores come with the first token, so one is generated even where none is shown.
+            scored = asked.common.logprobs is not None
+            request = replace(request, max_tokens=max(max_tokens, 1), score_prompt=scored)
+        form = CompletionForm(self._heading(asked.common), self._codec)
+        return await self._answer(http, asked.common, request, form, began_s, echo)
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
-        meter = self._metrics.request()
+        began_s = self._metrics.clock()
         body, sizes = await self._begin(http)
         asked = read_chat(body, sizes)
         self._check_common(asked.common, "chat")
@@ -118,13 +121,8 @@ class OpenAiRoutes:
         prompt = await self._tokenize(encode, characters, "messages", sizes)
         max_tokens = fit(len(prompt), asked.common, default=None, sizes=sizes)
         request = self._request(http, asked.common, prompt, max_tokens)
-        form = ChatForm(
-            answer_id=secrets.token_hex(12),
-            model=self._service.model_name,
-            created=int(self._wall_clock()),
-            token_ids=asked.common.return_token_ids,
-        )
-        return await self._answer(http, asked.common, request, form, meter)
+        form = ChatForm(self._heading(asked.common), self._codec)
+        return await self._answer(http, asked.common, request, form, began_s)
 
     async def _begin(self, http: web.Request) -> tuple[dict[str, object], Sizes]:
         """Body, and what the request must fit; refuses what this node cannot do now anyway."""
@@ -178,6 +176,15 @@ class OpenAiRoutes:
         check_length(len(ids), param, sizes)
         return check_token_ids(list(ids), param, sizes.vocabulary)
 
+    def _heading(self, asked: GenerationFields) -> Heading:
+        return Heading(
+            answer_id=secrets.token_hex(12),
+            model=self._service.model_name,
+            created=int(self._wall_clock()),
+            token_ids=asked.return_token_ids,
+            logprobs=asked.logprobs is not None,
+        )
+
     def _request(
         self,
         http: web.Request,
@@ -198,6 +205,11 @@ class OpenAiRoutes:
             top_k=asked.top_k,
             top_p=asked.top_p,
             seed=seed & _SEED_MASK,
+            logprobs=asked.logprobs or 0,
+            logit_bias=asked.sampling.logit_bias,
+            presence_penalty=asked.sampling.presence_penalty,
+            frequency_penalty=asked.sampling.frequency_penalty,
+            repetition_penalty=asked.sampling.repetition_penalty,
         )
 
     async def _answer(
@@ -206,18 +218,33 @@ class OpenAiRoutes:
         asked: GenerationFields,
         request: Request,
         form: Form,
-        meter: RequestMeter,
+        began_s: float,
+        echo: Echo | None = None,
     ) -> web.StreamResponse:
+        """`began_s`: on the clock of the metrics. One generation per choice, seeds in a row."""
         stream = StreamOptions(
             prompt_tokens=len(request.prompt),
             include_usage=asked.include_usage,
             continuous_usage=asked.continuous_usage,
         )
-        work = Work(
-            request=request,
-            form=form,
-            assembler=Assembler(self._codec.decoder(), asked.stop, asked.min_tokens),
-            meter=meter,
-            stream=stream if asked.stream else None,
+        choices = tuple(
+            Choice(
+                request=request if number == 0 else _another(request, number),
+                assembler=Assembler(
+                    self._codec.decoder(), asked.stop, asked.min_tokens, echo=echo, choice=number
+                ),
+                meter=self._metrics.request(began_s),
+            )
+            for number in range(asked.sampling.n)
         )
+        work = Work(choices=choices, form=form, stream=stream if asked.stream else None)
         return await answer(http, self._service, work, write_s=self._timeouts.write_s)
+
+
+def _another(request: Request, number: int) -> Request:
+    """The same for another choice: with an id and a seed of its own."""
+    return replace(
+        request,
+        request_id=f"{request.request_id}-{number}",
+        seed=(request.seed + number) & _SEED_MASK,
+    )

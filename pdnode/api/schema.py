@@ -16,27 +16,24 @@ from pdnode.api.limits import (
     MAX_STOP_TOKENS,
     MAX_STOPS,
 )
+from pdnode.api.sampling import (
+    SamplingFields,
+    read_chat_logprobs,
+    read_sampling,
+    read_text_logprobs,
+)
 from pdnode.errors import BadRequest
 
 _MAX_COUNT = 1 << 31
 _SEED_LOW, _SEED_HIGH = -(1 << 63), (1 << 63) - 1
 
 NOT_BUILT = (
-    Neutral("n", (1,)),
-    Neutral("best_of", (1,)),
     Neutral("use_beam_search", (False,)),
-    Neutral("presence_penalty", (0,)),
-    Neutral("frequency_penalty", (0,)),
-    Neutral("repetition_penalty", (1,)),
     Neutral("length_penalty", (1,)),
     Neutral("min_p", (0,)),
-    Neutral("logit_bias", ({},)),
     Neutral("bad_words", ([],)),
     Neutral("allowed_token_ids"),
-    Neutral("logprobs", (False,)),
-    Neutral("top_logprobs", (0,)),
     Neutral("prompt_logprobs"),
-    Neutral("echo", (False,)),
     Neutral("suffix", ("",)),
     Neutral("prompt_embeds"),
     Neutral("truncate_prompt_tokens"),
@@ -62,6 +59,8 @@ NOT_BUILT = (
     Neutral("add_generation_prompt", (True,)),
     Neutral("continue_final_message", (False,)),
 )
+_NOT_IN_COMPLETIONS = (Neutral("top_logprobs", (0,)),)
+_NOT_IN_CHAT = (Neutral("echo", (False,)),)
 HARMLESS = ("user", "metadata", "store", "service_tier", "parallel_tool_calls")
 """Fields of OpenAI's API that do not change the answer here: ignored, and not counted."""
 
@@ -94,6 +93,8 @@ class GenerationFields:
     top_k: int  # 0: off
     top_p: float
     seed: int | None
+    sampling: SamplingFields
+    logprobs: int | None  # likeliest tokens beside each; None: no log probabilities
     stop: tuple[str, ...]
     stop_token_ids: frozenset[int]
     ignore_eos: bool
@@ -107,7 +108,8 @@ class GenerationFields:
 @dataclass(frozen=True, slots=True)
 class CompletionFields:
     prompt: str | tuple[int, ...]
-    common: GenerationFields
+    echo: bool
+    common: GenerationFields  # with echo max_tokens may be 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +122,19 @@ def read_completion(body: dict[str, object], sizes: Sizes) -> CompletionFields:
     """Fields of POST /v1/completions. Raises errors.BadRequest for the first that is wrong."""
     fields = Fields(body)
     prompt = _prompt(fields, sizes)
-    return CompletionFields(prompt, _common(fields, sizes.vocabulary))
+    fields.neutral(_NOT_IN_COMPLETIONS)
+    echo, logprobs = fields.boolean("echo"), read_text_logprobs(fields)
+    common = _common(fields, sizes.vocabulary, logprobs, least_tokens=0 if echo else 1)
+    return CompletionFields(prompt, echo, common)
 
 
 def read_chat(body: dict[str, object], sizes: Sizes) -> ChatFields:
     """Fields of POST /v1/chat/completions. Raises errors.BadRequest for the first that is wrong."""
     fields = Fields(body)
     messages = _messages(fields)
-    return ChatFields(messages, _common(fields, sizes.vocabulary))
+    fields.neutral(_NOT_IN_CHAT)
+    logprobs = read_chat_logprobs(fields)
+    return ChatFields(messages, _common(fields, sizes.vocabulary, logprobs, least_tokens=1))
 
 
 def check_length(tokens: int, param: str, sizes: Sizes) -> None:
@@ -168,14 +175,16 @@ def fit(tokens: int, fields: GenerationFields, *, default: int | None, sizes: Si
     return fields.max_tokens
 
 
-def _common(fields: Fields, vocabulary: int) -> GenerationFields:
+def _common(
+    fields: Fields, vocabulary: int, logprobs: int | None, *, least_tokens: int
+) -> GenerationFields:
     model = fields.string("model")
     if not model:
         raise BadRequest("model: the name of a model is needed", "model")
     fields.neutral(NOT_BUILT)
     for name in HARMLESS:
         fields.take(name)
-    max_tokens = _max_tokens(fields)
+    max_tokens = _max_tokens(fields, least_tokens)
     min_tokens = fields.integer("min_tokens", low=0, high=_MAX_COUNT) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise BadRequest(
@@ -192,6 +201,8 @@ def _common(fields: Fields, vocabulary: int) -> GenerationFields:
         top_k=max(fields.integer("top_k", low=-1, high=_MAX_COUNT) or 0, 0),
         top_p=fields.number("top_p", default=1.0, low=0.0, high=1.0, above=True),
         seed=fields.integer("seed", low=_SEED_LOW, high=_SEED_HIGH),
+        sampling=read_sampling(fields, vocabulary),
+        logprobs=logprobs,
         stop=_stop(fields),
         stop_token_ids=frozenset(
             _token_ids(fields, "stop_token_ids", vocabulary, limit=MAX_STOP_TOKENS)
@@ -205,9 +216,9 @@ def _common(fields: Fields, vocabulary: int) -> GenerationFields:
     )
 
 
-def _max_tokens(fields: Fields) -> int | None:
-    old = fields.integer("max_tokens", low=1, high=_MAX_COUNT)
-    new = fields.integer("max_completion_tokens", low=1, high=_MAX_COUNT)
+def _max_tokens(fields: Fields, least: int) -> int | None:
+    old = fields.integer("max_tokens", low=least, high=_MAX_COUNT)
+    new = fields.integer("max_completion_tokens", low=least, high=_MAX_COUNT)
     if old is not None and new is not None and old != new:
         raise BadRequest(
             f"max_tokens: {old} contradicts max_completion_tokens, {new}; give one of them",

@@ -1,7 +1,7 @@
 """Server-sent events: one chunk per token, and an end that is never silent."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -9,8 +9,7 @@ import msgspec
 from aiohttp import web
 
 from pdnode.api.forms import Form, MaybeUsage, Usage
-from pdnode.api.service import Generation
-from pdnode.api.text import Assembler, Piece
+from pdnode.api.text import Piece
 from pdnode.errors import ClientGone
 
 _HEADERS = {
@@ -26,9 +25,10 @@ class EventWriter:
     token still has a status of its own.
     """
 
-    def __init__(self, request: web.Request, generation: Generation, *, write_s: float) -> None:
+    def __init__(self, request: web.Request, prefill: Callable[[], str], *, write_s: float) -> None:
+        """`prefill` is asked when the first event goes out."""
         self._request = request
-        self._generation = generation
+        self._prefill = prefill
         self._write_s = write_s
         self.response = web.StreamResponse(headers=_HEADERS)
 
@@ -49,7 +49,7 @@ class EventWriter:
             async with asyncio.timeout(self._write_s):
                 if not self.response.prepared:
                     # Only now: a retry on another peer may have changed it until here.
-                    self.response.headers["X-Pdnode-Prefill"] = self._generation.prefill
+                    self.response.headers["X-Pdnode-Prefill"] = self._prefill()
                     await self.response.prepare(self._request)
                 await self.response.write(data)
         except TimeoutError:
@@ -70,7 +70,6 @@ class StreamOptions:
 async def stream_answer(
     writer: EventWriter,
     pieces: AsyncGenerator[Piece, None],
-    assembler: Assembler,
     form: Form,
     options: StreamOptions,
 ) -> None:
@@ -78,18 +77,17 @@ async def stream_answer(
 
     Raises whatever comes before the first event is out; ClientGone later too.
     """
+    completion = 0  # tokens of all choices
     async with aclosing(pieces):
-        async for text, finish, token in pieces:
+        async for piece in pieces:
+            completion += len(piece.tokens)
             usage: MaybeUsage = msgspec.UNSET
             if options.continuous_usage:
-                usage = _usage(options, assembler)
+                usage = Usage.of(prompt=options.prompt_tokens, completion=completion)
             elif options.include_usage:
                 usage = None
-            await writer.send(form.chunk(text, finish, usage, token))
+            await writer.send(form.chunk(piece, usage))
     if options.include_usage:
-        await writer.send(form.usage_chunk(_usage(options, assembler)))
+        usage = Usage.of(prompt=options.prompt_tokens, completion=completion)
+        await writer.send(form.usage_chunk(usage))
     await writer.done()
-
-
-def _usage(options: StreamOptions, assembler: Assembler) -> Usage:
-    return Usage.of(prompt=options.prompt_tokens, completion=assembler.tokens)

@@ -1,17 +1,83 @@
-"""From tokens to text: detokenizing, stop strings, and where the answer ends. No I/O."""
+"""From tokens to text: detokenizing, stop strings, echo, and where the answer ends. No I/O."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from pdnode.api.codec import TextDecoder
-from pdnode.core.request import TokenEvent
+from pdnode.api.codec import TextCodec, TextDecoder
+from pdnode.core.request import Score, TokenEvent
+
+
+class Entry(NamedTuple):
+    """What is known of one token of the shown text, the echoed prompt included."""
+
+    token: int
+    offset: int
+    """Characters of the text before it. Beyond the end for tokens that a stop string cut off."""
+    logprob: float | None  # None: the first token of a prompt, which follows nothing
+    top: Sequence[tuple[int, float]]  # (token, log probability), likeliest first
 
 
 class Piece(NamedTuple):
-    """What one token adds to the answer. `text` is empty while text is held back."""
+    """What one token adds to a choice. `text` is empty while text is held back.
+
+    With echo the first piece has the prompt before it, and may have no token at all.
+    """
 
     text: str
     finish: str | None  # "stop" or "length" on the last piece
-    token: int
+    tokens: tuple[int, ...]  # generated
+    entries: tuple[Entry, ...] = ()
+    choice: int = 0
+
+
+def joined(pieces: Iterable[Piece]) -> Piece:
+    """All pieces of one choice as one."""
+    parts = list(pieces)
+    return Piece(
+        "".join(part.text for part in parts),
+        parts[-1].finish,
+        tuple(token for part in parts for token in part.tokens),
+        tuple(entry for part in parts for entry in part.entries),
+        parts[-1].choice,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt to be shown before the answer."""
+
+    text: str
+    tokens: tuple[int, ...]
+    offsets: tuple[int, ...]  # of each token in `text`
+    alone: bool  # max_tokens 0: nothing follows; the one token that was generated is not shown
+
+    @classmethod
+    def of(
+        cls, tokens: tuple[int, ...], codec: TextCodec, *, text: str | None, alone: bool
+    ) -> "Echo":
+        """`text`: as the client sent it; None where it sent `tokens`."""
+        shown = codec.decode(tokens) if text is None else text
+        offsets: list[int] = []
+        at = 0
+        decoder = codec.decoder()
+        for token in tokens:
+            offsets.append(at)
+            at += len(decoder.push(token))
+            # A control token has no text, unless the client wrote it out.
+            name = codec.control_name(token)
+            at += len(name) if name and shown.startswith(name, at) else 0
+        return cls(shown, tokens, tuple(offsets), alone)
+
+    def entries(self, scores: Sequence[Score]) -> tuple[Entry, ...]:
+        """`scores`: of all tokens but the first, or none at all."""
+        if not scores:
+            return ()
+        known = [(None, ()), *scores]
+        return tuple(
+            Entry(token, offset, logprob, top)
+            for token, offset, (logprob, top) in zip(self.tokens, self.offsets, known, strict=True)
+        )
 
 
 class StopScanner:
@@ -64,25 +130,43 @@ class StopScanner:
 
 
 class Assembler:
-    """The text of one answer, token by token."""
+    """The text of one choice, token by token."""
 
-    def __init__(self, decoder: TextDecoder, stops: tuple[str, ...], min_tokens: int) -> None:
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        stops: tuple[str, ...],
+        min_tokens: int,
+        *,
+        echo: Echo | None = None,
+        choice: int = 0,
+    ) -> None:
         self._decoder = decoder
         self._scanner = StopScanner(stops)
         self._min_tokens = min_tokens
+        self._echo = echo
+        self._choice = choice
+        self._offset = 0 if echo is None else len(echo.text)
         self.tokens = 0  # generated so far, the stop token included
         self.finish: str | None = None  # why the answer is complete, once it is
 
     def push(self, event: TokenEvent) -> Piece:
         """The piece for one event; its `finish` is set by the event or by a stop string."""
         assert self.finish is None
+        echo, self._echo = self._echo, None
+        before, entries = ("", ()) if echo is None else (echo.text, echo.entries(event.prompt))
+        if echo is not None and echo.alone:
+            self.finish = "length"
+            return Piece(before, self.finish, (), entries, self._choice)
         self.tokens += 1
+        entry = Entry(event.token, self._offset, event.logprob, event.top)
         # The text of a stop token, which may be an ordinary one (stop_token_ids), is not shown.
         text = "" if event.finish == "stop" else self._decoder.push(event.token)
         if event.finish is not None:
             text += self._decoder.flush()
+        self._offset += len(text)
         shown, stopped = self._scanner.push(text, armed=self.tokens >= self._min_tokens)
         self.finish = "stop" if stopped else event.finish
         if self.finish is not None and not stopped:
             shown += self._scanner.flush()
-        return Piece(shown, self.finish, event.token)
+        return Piece(before + shown, self.finish, (event.token,), (*entries, entry), self._choice)

@@ -1,5 +1,6 @@
 """A generation request and its token events: what the API hands to the service, and gets back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,20 @@ class Request:
     top_p: float
     seed: int
     priority: int = 0
+    logprobs: int = 0  # likeliest tokens that each event names with their log probability
+    score_prompt: bool = False
+    """Also log probabilities of the prompt: they need its logits, so no peer may compute it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class Score(NamedTuple):
+    """Log probability of a known token under the model, and the likeliest ones in its place."""
+
+    logprob: float
+    top: Sequence[tuple[int, float]]  # (token, log probability), likeliest first
 
 
 class TokenEvent(NamedTuple):
@@ -26,3 +41,6 @@ class TokenEvent(NamedTuple):
     token: int
     logprob: float
     finish: str | None
+    top: Sequence[tuple[int, float]] = ()  # as many as `Request.logprobs`, likeliest first
+    prompt: Sequence[Score] = ()
+    """With `score_prompt`, on the first event: of the prompt's second token, third, …"""

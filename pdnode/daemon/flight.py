@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from pdnode.core.request import Request, TokenEvent
+from pdnode.core.request import Request, Score, TokenEvent
 from pdnode.core.schedule import Chunk
-from pdnode.engine.protocol import Sampling
+from pdnode.daemon.penalties import Changes, changes_logits
+from pdnode.engine.protocol import Drawn, Sampling, Scored
 from pdnode.errors import Cause
 from pdnode.messenger.pull import Pull
 from pdnode.obs.records import RequestRecord
@@ -41,7 +42,12 @@ class Flight:
     leave: Callable[[], None] | None = None
     generated: int = 0
     finish: str | None = None  # stop | length | cancelled | the code of a Cause
+    _changes: Changes | None = field(init=False)
+    _prompt_scores: list[Score] = field(default_factory=list)
     _queue: asyncio.Queue[TokenEvent | Cause | None] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self._changes = Changes(self.request) if changes_logits(self.request) else None
 
     # api.service.Generation
 
@@ -85,10 +91,21 @@ class Flight:
             seed=request.seed,
             draw=self.generated,
             banned=sorted(request.stop_tokens) if held else [],
+            logprobs=request.logprobs,
+            changes=None if self._changes is None else self._changes.packed(),
         )
 
-    def drew(self, token: int, logprob: float) -> None:
+    def scoring(self) -> int | None:
+        return self.request.logprobs if self.request.score_prompt else None
+
+    def scored(self, scored: Scored) -> None:
+        self._prompt_scores += map(Score, scored.logprobs, scored.tops)
+
+    def drew(self, drawn: Drawn) -> None:
+        token = drawn.token
         self.generated += 1
+        if self._changes is not None:
+            self._changes.drew(token)
         if self.generated == 1:
             self.times.first_token = self.clock()
         finish = None
@@ -98,7 +115,9 @@ class Flight:
             finish = "length"
         if finish is not None:
             self._end(finish)
-        self._queue.put_nowait(TokenEvent(token, logprob, finish))
+        prompt, self._prompt_scores = self._prompt_scores, []
+        event = TokenEvent(token, drawn.logprob, finish, drawn.top, prompt)
+        self._queue.put_nowait(event)
 
     # the end
 

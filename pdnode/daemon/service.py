@@ -134,6 +134,11 @@ class NodeService:
             there = self.capacity_tokens
             text = f"prompt and max_tokens need {tokens} tokens of KV cache, {there} are there"
             raise BadRequest(text, param="max_tokens")
+        if request.score_prompt and self._refuses():
+            text = "with logprobs it needs the prompt's logits, which stay on the prefill node"
+            raise BadRequest(
+                f"echo: {text}, and when_no_prefill is refuse; allowed: echo or logprobs", "echo"
+            )
         flight = Flight(
             request,
             self._clock,
@@ -172,7 +177,11 @@ class NodeService:
     async def _place(self, flight: Flight) -> None:
         assert self._gate is not None
         try:
-            if self._role is Role.DECODE and len(flight.request.prompt) > 1:
+            remote = self._role is Role.DECODE and len(flight.request.prompt) > 1
+            if remote and flight.request.score_prompt:
+                self.local_prefills["scored_prompt"] += 1
+                remote = False
+            if remote:
                 await self._place_remote(flight)
             else:
                 self._start_local(flight, await self._reserve(flight))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdnode.core.schedule import Chunk, Pass, Scheduler, Sequence
-from pdnode.engine.protocol import Sampling, SequenceStep, Step, StepDone
+from pdnode.engine.protocol import Drawn, Sampling, Scored, Scoring, SequenceStep, Step, StepDone
 from pdnode.errors import EngineDied
 from pdnode.types import Run, SequenceId, expand_runs
 
@@ -31,7 +31,16 @@ class Runner(Protocol):
     def sampling(self) -> Sampling | None:
         """How to draw the next token; asked only for chunks that sample."""
 
-    def drew(self, token: int, logprob: float) -> None:
+    def scoring(self) -> int | None:
+        """How many likeliest tokens to name beside each prompt token; None: these are not scored.
+
+        Asked for chunks of the prompt only. Whoever scores computes all of its prompt here.
+        """
+
+    def scored(self, scored: Scored) -> None:
+        """Of the next prompt tokens. Comes before `drew`; not called after remove."""
+
+    def drew(self, drawn: Drawn) -> None:
         """The token is appended to the sequence already. Not called after remove."""
 
 
@@ -51,7 +60,13 @@ class PrefillRunner:
     def sampling(self) -> Sampling | None:
         return None
 
-    def drew(self, token: int, logprob: float) -> None:
+    def scoring(self) -> int | None:
+        return None
+
+    def scored(self, scored: Scored) -> None:
+        raise AssertionError("a prefill-only sequence was scored")
+
+    def drew(self, drawn: Drawn) -> None:
         raise AssertionError("a prefill-only sequence drew a token")
 
 
@@ -192,6 +207,7 @@ class StepLoop:
                     tokens=sequence.tokens[chunk.start : chunk.end],
                     new_pages=[] if entry.pages_sent else expand_runs(sequence.pages),
                     sampling=entry.runner.sampling() if chunk.samples else None,
+                    scoring=_scoring(entry, chunk),
                 )
             )
             entry.pages_sent = True
@@ -201,6 +217,7 @@ class StepLoop:
 
     def _commit(self, planned: Pass, entries: list[_Entry], done: StepDone) -> None:
         drawn = {SequenceId(d.sequence): d for d in done.drawn}
+        scored = {SequenceId(s.sequence): s for s in done.scored}
         alive = {number: d.token for number, d in drawn.items() if number in self._entries}
         self.scheduler.commit(planned.pass_id, alive)
         self.figures.compute_s += done.compute_s
@@ -211,9 +228,10 @@ class StepLoop:
                 self.figures.prefill_tokens += chunk.end - chunk.start
             entry.runner.computed(chunk)
             # `computed` and the runners before may have removed it
+            if chunk.sequence in scored and chunk.sequence in self._entries:
+                entry.runner.scored(scored[chunk.sequence])
             if chunk.samples and chunk.sequence in self._entries:
-                token = drawn[chunk.sequence]
-                entry.runner.drew(token.token, token.logprob)
+                entry.runner.drew(drawn[chunk.sequence])
             elif entry.sequence.prefill_only and chunk.last:
                 self._drop(chunk.sequence)
             quiet = self._quiet.pop(chunk.sequence, None)
@@ -224,6 +242,17 @@ class StepLoop:
         entry = self._entries.pop(sequence, None)
         if entry is not None and entry.pages_sent:
             self._forget.append(sequence)
+
+
+def _scoring(entry: _Entry, chunk: Chunk) -> Scoring | None:
+    """The tokens that follow the rows of a prompt chunk, as far as they belong to the prompt."""
+    targets_end = min(chunk.end + 1, entry.sequence.prompt_tokens)
+    if chunk.start + 1 >= targets_end:
+        return None
+    top = entry.runner.scoring()
+    if top is None:
+        return None
+    return Scoring(entry.sequence.tokens[chunk.start + 1 : targets_end], top)
 
 
 def _check_answer(planned: Pass, done: StepDone) -> None:

@@ -49,6 +49,18 @@ class Loading(Frame, frozen=True, tag="loading"):
     what: str
 
 
+class LogitChanges(msgspec.Struct, frozen=True, array_like=True):
+    """What is done to logits before a draw: first the repetition penalty, then the additions.
+
+    Packed, since a long prompt repeats thousands of tokens: little-endian u32 ids, f32 numbers.
+    """
+
+    repeated: bytes  # ids whose positive logits are divided by `repetition`, negative multiplied
+    repetition: float
+    biased: bytes  # ids, each once
+    bias: bytes  # what is added to the logit of each of them
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How to draw the next token. `temperature` 0 is greedy. `banned` is masked before drawing."""
 
@@ -58,7 +70,18 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     seed: int  # of the request; with `draw` it fixes the draw
     draw: int  # number of this draw in its request
     banned: list[int]
-    logprobs: int = 0
+    logprobs: int = 0  # likeliest tokens to name beside the one drawn
+    changes: LogitChanges | None = None
+
+
+class Scoring(msgspec.Struct, frozen=True, array_like=True):
+    """Known tokens of a sequence to give log probabilities of: each follows a row of the pass.
+
+    `targets` belong to the first rows of the sequence; the last row of a prompt has none.
+    """
+
+    targets: list[int]
+    top: int  # likeliest tokens to name beside each
 
 
 class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
@@ -69,6 +92,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     new_pages: list[int]  # appended to this sequence's page table before the pass
     sampling: Sampling | None  # None: this pass draws nothing for the sequence
+    scoring: Scoring | None = None
 
 
 class Step(Frame, frozen=True, tag="step"):
@@ -88,14 +112,25 @@ class Drawn(msgspec.Struct, frozen=True, array_like=True):
     sequence: int
     token: int
     logprob: float
+    top: list[tuple[int, float]] = []  # (token, log probability), likeliest first
+
+
+class Scored(msgspec.Struct, frozen=True, array_like=True):
+    """One entry per target, in order."""
+
+    sequence: int
+    logprobs: list[float]
+    tops: list[list[tuple[int, float]]]
 
 
 class StepDone(Frame, frozen=True, tag="step_done"):
-    """`drawn` has one entry per sequence with sampling, in the order of the step."""
+    """`drawn` has one entry per sequence with sampling, in the order of the step; `scored` one
+    per sequence with scoring."""
 
     pass_id: int
     drawn: list[Drawn]
     compute_s: float
+    scored: list[Scored] = []
 
 
 class WorkerError(Frame, frozen=True, tag="worker_error"):

@@ -7,8 +7,8 @@ import torch
 
 from pdnode.core.geometry import KvGeometry
 from pdnode.engine.attention import AttentionBackend, Segment
-from pdnode.engine.protocol import Drawn, SequenceStep, Step, StepDone
-from pdnode.engine.sampler import sample
+from pdnode.engine.protocol import Drawn, Scored, SequenceStep, Step, StepDone
+from pdnode.engine.sampler import sample, score
 from pdnode.models.llama import Llama
 
 
@@ -51,7 +51,8 @@ class Runner:
             torch.tensor(tokens), positions, self._attention, self._layer_done, kv_only=not draws
         )
         drawn = self._draw(step, hidden)
-        return StepDone(step.pass_id, drawn, time.perf_counter() - began)
+        scored = self._score(step, hidden)
+        return StepDone(step.pass_id, drawn, time.perf_counter() - began, scored)
 
     def _segment(self, part: SequenceStep) -> Segment:
         """Take a sequence's new pages into its table, and check what the pass asks of it."""
@@ -81,6 +82,19 @@ class Runner:
         drawn = []
         for part in step.sequences:
             if part.sampling is not None:
-                token, logprob = sample(next(logits), part.sampling)
-                drawn.append(Drawn(part.sequence, token, logprob))
+                token, logprob, top = sample(next(logits), part.sampling)
+                drawn.append(Drawn(part.sequence, token, logprob, top))
         return drawn
+
+    def _score(self, step: Step, hidden: torch.Tensor) -> list[Scored]:
+        scored: list[Scored] = []
+        first = 0
+        for part in step.sequences:
+            scoring = part.scoring
+            if scoring is not None:
+                assert len(scoring.targets) <= len(part.tokens), "targets without rows"
+                rows = hidden[first : first + len(scoring.targets)]
+                found = score(rows, scoring.targets, scoring.top, self._model.logits)
+                scored.append(Scored(part.sequence, *found))
+            first += len(part.tokens)
+        return scored

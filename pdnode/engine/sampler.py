@@ -2,19 +2,27 @@
 
 import hashlib
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pdnode.engine.protocol import Sampling
+from pdnode.engine.protocol import LogitChanges, Sampling
+
+_SCORED_ROWS = 64
+"""Rows whose logits are there at once: 32 MiB for a vocabulary of 128 k."""
 
 
 class Draw(NamedTuple):
-    """A token and its log probability under the model: log-softmax of the raw logits."""
+    """A token and its log probability under the model: log-softmax of the raw logits.
+
+    `top`: (token, log probability) of the likeliest, as many as the sampling asks for.
+    """
 
     token: int
     logprob: float
+    top: list[tuple[int, float]]
 
 
 def uniform(*, seed: int, draw: int) -> float:
@@ -27,18 +35,73 @@ def uniform(*, seed: int, draw: int) -> float:
 def sample(logits: Tensor, sampling: Sampling) -> Draw:
     """Draw from `logits` [vocabulary] float32, which are left as they are.
 
-    Greedy takes the lowest id among equals. Otherwise: temperature, then top-k, then the smallest
-    set of likely tokens whose probability reaches top-p, then one uniform number.
+    First the changes, then what is banned. Greedy takes the lowest id among equals. Otherwise:
+    temperature, then top-k, then the smallest set of likely tokens whose probability reaches top-p,
+    then one uniform number. Log probabilities know of none of this.
     FloatingPointError if the logits are not finite.
     """
     if not bool(torch.isfinite(logits).all()):
         raise FloatingPointError("logits are not finite")
     allowed = logits
+    if sampling.changes is not None:
+        allowed = changed(logits, sampling.changes)
     if sampling.banned:
-        allowed = logits.clone()
+        allowed = logits.clone() if allowed is logits else allowed
         allowed[torch.tensor(sampling.banned)] = -torch.inf
     token = int(allowed.argmax()) if sampling.temperature == 0 else _draw(allowed, sampling)
-    return Draw(token, float(logits[token] - logits.logsumexp(dim=0)))
+    total = logits.logsumexp(dim=0)
+    top = _likeliest(logits.unsqueeze(0), total.unsqueeze(0), sampling.logprobs)[0]
+    return Draw(token, float(logits[token] - total), top)
+
+
+def changed(logits: Tensor, changes: LogitChanges) -> Tensor:
+    """A copy of `logits` [vocabulary] with the repetition penalty, then the additions."""
+    out = logits.clone()
+    repeated = _unpacked(changes.repeated, torch.int32).long()
+    if len(repeated):
+        of_repeated = out[repeated]
+        divided = of_repeated / changes.repetition
+        out[repeated] = torch.where(of_repeated > 0, divided, of_repeated * changes.repetition)
+    biased = _unpacked(changes.biased, torch.int32).long()
+    if len(biased):
+        out[biased] += _unpacked(changes.bias, torch.float32)
+    return out
+
+
+def score(
+    hidden: Tensor, targets: list[int], top: int, logits: Callable[[Tensor], Tensor]
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """Log probabilities of `targets`, the tokens that follow the rows of `hidden` [N, E], and the
+    `top` likeliest (token, log probability) in the place of each. `logits`: rows [n, E] to float32
+    [n, vocabulary].
+    """
+    found: list[float] = []
+    tops: list[list[tuple[int, float]]] = []
+    for first in range(0, len(targets), _SCORED_ROWS):
+        part = torch.tensor(targets[first : first + _SCORED_ROWS])
+        rows = logits(hidden[first : first + len(part)])
+        totals = rows.logsumexp(dim=1)
+        found += (rows.gather(1, part.unsqueeze(1)).squeeze(1) - totals).tolist()
+        tops += _likeliest(rows, totals, top)
+    return found, tops
+
+
+def _likeliest(rows: Tensor, totals: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` likeliest (token, log probability) of each row of logits; `totals`: their
+    logsumexp."""
+    if not count:
+        return [[] for _ in range(len(rows))]
+    values, ids = rows.topk(min(count, rows.shape[1]), dim=1)
+    logprobs = values - totals.unsqueeze(1)
+    return [
+        list(zip(of_ids, of_logprobs, strict=True))
+        for of_ids, of_logprobs in zip(ids.tolist(), logprobs.tolist(), strict=True)
+    ]
+
+
+def _unpacked(data: bytes, dtype: torch.dtype) -> Tensor:
+    # A copy, because torch warns of memory that cannot be written to; it refuses an empty one.
+    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
 def _draw(logits: Tensor, sampling: Sampling) -> int:

@@ -28,6 +28,11 @@ class Tokenizer:
         self._fast = fast
         self._chat = chat
         self._pieces = _token_bytes(fast)
+        self._control = {
+            number: token.content
+            for number, token in fast.get_added_tokens_decoder().items()
+            if token.special
+        }
         self.vocabulary = fast.get_vocab_size(with_added_tokens=True)
         self.end_tokens = end_tokens
 
@@ -90,6 +95,10 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; none for control tokens and ids without a token."""
         return self._pieces[token] if token < len(self._pieces) else b""
+
+    def control_name(self, token: int) -> str:
+        """How a control token is written; "" for all others."""
+        return self._control.get(token, "")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without control tokens; bytes that are no UTF-8 become U+FFFD."""

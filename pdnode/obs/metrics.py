@@ -203,9 +203,9 @@ class _NodeCollector(Collector):
 class RequestMeter:
     """Measures one request. `admitted`, then `token` for each, then `ended` once."""
 
-    def __init__(self, metrics: "Metrics") -> None:
+    def __init__(self, metrics: "Metrics", start_s: float) -> None:
         self._metrics = metrics
-        self._start_s = metrics.clock()
+        self._start_s = start_s
         self._last_s: float | None = None
         self._admitted = False
 
@@ -266,9 +266,10 @@ class Metrics:
             _NodeCollector(figures, model=model, version=version, vllm_names=vllm_names)
         )
 
-    def request(self) -> RequestMeter:
-        """Start the clock of a request whose head has just been read."""
-        return RequestMeter(self)
+    def request(self, start_s: float | None = None) -> RequestMeter:
+        """The meter of one generation. `start_s`: when its head had been read, on `clock`; None:
+        just now."""
+        return RequestMeter(self, self.clock() if start_s is None else start_s)
 
     def finished(self, reason: str) -> None:
         self._success.labels(**self._labels, finished_reason=reason).inc()

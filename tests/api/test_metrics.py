@@ -89,7 +89,7 @@ async def test_requests_are_counted_by_how_they_end() -> None:
         await bench.post("/v1/completions", {**body, "stop": "p"})
         bench.service.script = [TokenEvent(65, 0.0, None), PrefillLost("gone")]
         await bench.post("/v1/completions", body)
-        await bench.post("/v1/completions", {**body, "n": 2})  # refused: counts nowhere
+        await bench.post("/v1/completions", {**body, "n": 9})  # refused: counts nowhere
         text = bench.metrics.render("")[0].decode()
     ended = {
         reason: value(text, "vllm:request_success_total", finished_reason=reason, **MODEL)

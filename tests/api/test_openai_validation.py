@@ -68,23 +68,32 @@ COMMON = [
         "stream_options.include_usage",
         ["a boolean"],
     ),
-    ({"n": 2}, "n", ["2 is not supported", "allowed: 1"]),
-    ({"n": True}, "n", ["true is not supported"]),
-    ({"best_of": 2}, "best_of", ["2 is not supported"]),
+    ({"n": 0}, "n", ["0 is out of range", "1 to 8"]),
+    ({"n": 9}, "n", ["9 is out of range", "1 to 8"]),
+    ({"n": True}, "n", ["an integer", "a boolean"]),
+    ({"best_of": 2}, "best_of", ["2 is not supported", "allowed: 1"]),
+    ({"n": 2, "best_of": 3}, "best_of", ["3 is not supported", "allowed: 2"]),
     ({"use_beam_search": True}, "use_beam_search", ["true is not supported"]),
-    ({"presence_penalty": 0.5}, "presence_penalty", ["0.5", "allowed: 0"]),
-    ({"frequency_penalty": -1}, "frequency_penalty", ["-1", "allowed: 0"]),
-    ({"repetition_penalty": 1.1}, "repetition_penalty", ["1.1", "allowed: 1"]),
+    ({"presence_penalty": 2.5}, "presence_penalty", ["2.5", "-2 to 2"]),
+    ({"frequency_penalty": -2.1}, "frequency_penalty", ["-2.1", "-2 to 2"]),
+    ({"frequency_penalty": "1"}, "frequency_penalty", ["a number", "a string"]),
+    ({"repetition_penalty": 0}, "repetition_penalty", ["0 is out", "above 0, at most 10"]),
+    ({"repetition_penalty": 11}, "repetition_penalty", ["11", "at most 10"]),
     ({"length_penalty": 2}, "length_penalty", ["2"]),
     ({"min_p": 0.1}, "min_p", ["0.1"]),
-    ({"logit_bias": {"5": 1}}, "logit_bias", ['{"5":1}']),
+    ({"logit_bias": [5]}, "logit_bias", ["an object", "a list"]),
+    ({"logit_bias": {"x": 1}}, "logit_bias", ["'x' is no token id", "0 to 299"]),
+    ({"logit_bias": {"300": 1}}, "logit_bias", ["'300'", "0 to 299"]),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", ["'-1'", "0 to 299"]),
+    ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias", ["'05'", "each once"]),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", ["101", "-100 to 100"]),
+    ({"logit_bias": {"5": "a"}}, "logit_bias.5", ["a number", "a string"]),
+    ({"logit_bias": {str(n): 0 for n in range(1025)}}, "logit_bias", ["1025", "at most 1024"]),
     ({"bad_words": ["x"]}, "bad_words", ["not supported"]),
     ({"allowed_token_ids": [1]}, "allowed_token_ids", ["not supported", "nothing"]),
-    ({"logprobs": True}, "logprobs", ["true is not supported"]),
-    ({"logprobs": 0}, "logprobs", ["0 is not supported"]),
-    ({"top_logprobs": 2}, "top_logprobs", ["2"]),
+    ({"logprobs": "yes"}, "logprobs", ["is expected", "a string"]),
+    ({"top_logprobs": 2}, "top_logprobs", ["allowed"]),
     ({"prompt_logprobs": 1}, "prompt_logprobs", ["1"]),
-    ({"echo": True}, "echo", ["true is not supported"]),
     ({"suffix": "end"}, "suffix", ['"end"']),
     ({"response_format": {"type": "json_object"}}, "response_format", ["json_object", "text"]),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs", ["not supported"]),
@@ -104,6 +113,20 @@ COMMON = [
     ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", ["not supported"]),
     ({"include_stop_str_in_output": True}, "include_stop_str_in_output", ["not supported"]),
     ({"skip_special_tokens": False}, "skip_special_tokens", ["false is not supported"]),
+]
+COMPLETION_ONLY: list[tuple[dict[str, object], str, list[str]]] = [
+    ({"logprobs": True}, "logprobs", ["an integer", "a boolean"]),
+    ({"logprobs": 21}, "logprobs", ["21", "0 to 20"]),
+    ({"logprobs": -1}, "logprobs", ["-1", "0 to 20"]),
+    ({"echo": 1}, "echo", ["a boolean", "an integer"]),
+    ({"echo": True, "max_tokens": -1}, "max_tokens", ["-1", "0 to"]),
+    ({"echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens", ["1", "0"]),
+]
+CHAT_ONLY: list[tuple[dict[str, object], str, list[str]]] = [
+    ({"logprobs": 1}, "logprobs", ["a boolean", "an integer"]),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["21", "0 to 20"]),
+    ({"logprobs": False, "top_logprobs": 1}, "top_logprobs", ["logprobs = true"]),
+    ({"echo": True}, "echo", ["true is not supported"]),
 ]
 PROMPTS: list[tuple[dict[str, object], list[str]]] = [
     ({"prompt": None}, ["needed"]),
@@ -173,6 +196,13 @@ async def test_common_fields_are_refused_by_name(
     await check_refused(bench, "/v1/chat/completions", {**CHAT, **fields}, param, parts)
 
 
+async def test_fields_of_one_route_are_refused_by_name(bench: Bench) -> None:
+    for fields, param, parts in COMPLETION_ONLY:
+        await check_refused(bench, "/v1/completions", {**COMPLETION, **fields}, param, parts)
+    for fields, param, parts in CHAT_ONLY:
+        await check_refused(bench, "/v1/chat/completions", {**CHAT, **fields}, param, parts)
+
+
 async def test_prompts_are_refused_by_name(bench: Bench) -> None:
     for fields, parts in PROMPTS:
         await check_refused(bench, "/v1/completions", {**COMPLETION, **fields}, "prompt", parts)
@@ -185,7 +215,7 @@ async def test_messages_are_refused_by_name(bench: Bench) -> None:
 
 async def test_neutral_values_nulls_and_unknown_fields_pass(bench: Bench) -> None:
     neutral = {
-        "n": 1, "best_of": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0,
+        "n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0,
         "repetition_penalty": 1.0, "logit_bias": {}, "logprobs": None, "echo": False,
         "suffix": None, "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
         "stop": None, "seed": None, "temperature": None, "max_tokens": None, "stream": None,
@@ -205,7 +235,8 @@ async def test_neutral_values_nulls_and_unknown_fields_pass(bench: Bench) -> Non
 async def test_all_fields_reach_the_request(bench: Bench) -> None:
     fields = {
         "max_tokens": 9, "min_tokens": 3, "temperature": 0, "top_p": 0.5, "top_k": 40,
-        "seed": 12345, "stop_token_ids": [5, 6],
+        "seed": 12345, "stop_token_ids": [5, 6], "logit_bias": {"7": -100, "8": 2.5},
+        "presence_penalty": -2, "frequency_penalty": 0.5, "repetition_penalty": 1.25,
     }  # fmt: skip
     await bench.post("/v1/completions", {**COMPLETION, **fields})
     request = bench.service.requests[0]
@@ -213,6 +244,9 @@ async def test_all_fields_reach_the_request(bench: Bench) -> None:
     assert (request.max_tokens, request.min_tokens, request.seed) == (9, 3, 12345)
     assert (request.temperature, request.top_p, request.top_k) == (0.0, 0.5, 40)
     assert request.stop_tokens == {5, 6, END}
+    assert request.logit_bias == ((7, -100.0), (8, 2.5))
+    assert (request.presence_penalty, request.frequency_penalty) == (-2.0, 0.5)
+    assert request.repetition_penalty == 1.25
     await bench.post("/v1/completions", {**COMPLETION, **fields, "ignore_eos": True, "seed": -1})
     assert bench.service.requests[1].stop_tokens == {5, 6}
     assert bench.service.requests[1].seed == (1 << 63) - 1

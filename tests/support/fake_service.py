@@ -49,18 +49,26 @@ class BytesCodec:
             raise BadRequest("the template refuses", "messages")
         return self.encode("".join(f"{one['role']}:{one['content']}\n" for one in messages))
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes((token,)) if token < 256 else self._pieces.get(token, b"")
+
+    def control_name(self, token: int) -> str:
+        return "<|end|>" if token == END else ""
+
     def decoder(self) -> "BytesDecoder":
-        return BytesDecoder(self._pieces)
+        return BytesDecoder(self)
 
 
 class BytesDecoder:
-    def __init__(self, pieces: Mapping[int, bytes]) -> None:
-        self._pieces = pieces
+    def __init__(self, codec: BytesCodec) -> None:
+        self._codec = codec
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        data = bytes((token,)) if token < 256 else self._pieces.get(token, b"")
-        return self._decoder.decode(data)
+        return self._decoder.decode(self._codec.token_bytes(token))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
