@@ -231,7 +231,7 @@ class OpenAiRoutes:
             Choice(
                 request=request if number == 0 else _another(request, number),
                 assembler=Assembler(
-                    self._codec.decoder(), asked.stop, asked.min_tokens, echo=echo, choice=number
+                    self._codec, asked.stop, asked.min_tokens, echo=echo, choice=number
                 ),
                 meter=self._metrics.request(began_s),
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pdnode.api.codec import TextCodec, TextDecoder
+from pdnode.api.codec import TextCodec
 from pdnode.core.request import Score, TokenEvent
 
 
@@ -62,8 +62,9 @@ class Echo:
         at = 0
         decoder = codec.decoder()
         for token in tokens:
-            offsets.append(at)
-            at += len(decoder.push(token))
+            piece = decoder.push(token)
+            offsets.append(_start(token, piece, codec, before=at))
+            at += len(piece)
             # A control token has no text, unless the client wrote it out.
             name = codec.control_name(token)
             at += len(name) if name and shown.startswith(name, at) else 0
@@ -78,6 +79,18 @@ class Echo:
             Entry(token, offset, logprob, top)
             for token, offset, (logprob, top) in zip(self.tokens, self.offsets, known, strict=True)
         )
+
+
+def _start(token: int, text: str, codec: TextCodec, *, before: int) -> int:
+    """Where a token begins in the text. `text`: what it added to the `before` characters there.
+
+    That may begin with U+FFFD for a character that the tokens before it left unfinished.
+    """
+    try:
+        own = codec.token_bytes(token).decode()
+    except UnicodeDecodeError:
+        return before  # a part of a character, which begins or began there
+    return before + len(text) - len(own)
 
 
 class StopScanner:
@@ -134,14 +147,15 @@ class Assembler:
 
     def __init__(
         self,
-        decoder: TextDecoder,
+        codec: TextCodec,
         stops: tuple[str, ...],
         min_tokens: int,
         *,
         echo: Echo | None = None,
         choice: int = 0,
     ) -> None:
-        self._decoder = decoder
+        self._codec = codec
+        self._decoder = codec.decoder()
         self._scanner = StopScanner(stops)
         self._min_tokens = min_tokens
         self._echo = echo
@@ -159,9 +173,12 @@ class Assembler:
             self.finish = "length"
             return Piece(before, self.finish, (), entries, self._choice)
         self.tokens += 1
-        entry = Entry(event.token, self._offset, event.logprob, event.top)
         # The text of a stop token, which may be an ordinary one (stop_token_ids), is not shown.
-        text = "" if event.finish == "stop" else self._decoder.push(event.token)
+        text, start = "", self._offset
+        if event.finish != "stop":
+            text = self._decoder.push(event.token)
+            start = _start(event.token, text, self._codec, before=start)
+        entry = Entry(event.token, start, event.logprob, event.top)
         if event.finish is not None:
             text += self._decoder.flush()
         self._offset += len(text)

@@ -62,8 +62,7 @@ def test_text_is_held_only_while_it_may_become_a_stop_string() -> None:
 
 
 def test_matches_before_min_tokens_are_passed_over() -> None:
-    decoder = BytesCodec().decoder()
-    assembler = Assembler(decoder, ("b",), min_tokens=3)
+    assembler = Assembler(BytesCodec(), ("b",), min_tokens=3)
     pieces = [assembler.push(TokenEvent(byte, 0.0, None)) for byte in b"abab"]
     assert [piece.text for piece in pieces] == ["a", "b", "a", ""]
     assert [piece.finish for piece in pieces] == [None, None, None, "stop"]
@@ -71,7 +70,7 @@ def test_matches_before_min_tokens_are_passed_over() -> None:
 
 
 def test_a_stop_string_begun_before_min_tokens_may_end_after_it() -> None:
-    assembler = Assembler(BytesCodec().decoder(), ("abc", "b"), min_tokens=3)
+    assembler = Assembler(BytesCodec(), ("abc", "b"), min_tokens=3)
     pieces = [assembler.push(TokenEvent(byte, 0.0, None)) for byte in b"abc"]
     assert [piece.text for piece in pieces] == ["", "", ""]
     assert pieces[-1].finish == "stop"
@@ -80,7 +79,7 @@ def test_a_stop_string_begun_before_min_tokens_may_end_after_it() -> None:
 def test_characters_over_token_edges() -> None:
     text = "né 日本 😀!"
     data = text.encode()
-    assembler = Assembler(BytesCodec().decoder(), (), min_tokens=0)
+    assembler = Assembler(BytesCodec(), (), min_tokens=0)
     pieces = [
         assembler.push(TokenEvent(byte, 0.0, "length" if at == len(data) - 1 else None))
         for at, byte in enumerate(data)
@@ -92,13 +91,13 @@ def test_characters_over_token_edges() -> None:
 
 
 def test_an_unfinished_character_at_the_end_is_replaced() -> None:
-    assembler = Assembler(BytesCodec().decoder(), (), min_tokens=0)
+    assembler = Assembler(BytesCodec(), (), min_tokens=0)
     assert assembler.push(TokenEvent("é".encode()[0], 0.0, "length")).text == "\ufffd"
 
 
 def test_the_text_of_a_stop_token_is_not_shown_and_held_text_is() -> None:
     for last in (END, ord("z")):
-        assembler = Assembler(BytesCodec().decoder(), ("hix",), min_tokens=0)
+        assembler = Assembler(BytesCodec(), ("hix",), min_tokens=0)
         texts = [assembler.push(TokenEvent(byte, 0.0, None)).text for byte in b"hi"]
         piece = assembler.push(TokenEvent(last, 0.0, "stop"))
         assert texts == ["", ""]
@@ -107,5 +106,16 @@ def test_the_text_of_a_stop_token_is_not_shown_and_held_text_is() -> None:
 
 
 def test_a_stop_string_inside_one_token() -> None:
-    assembler = Assembler(BytesCodec({260: b"yes. no"}).decoder(), (".",), min_tokens=0)
+    assembler = Assembler(BytesCodec({260: b"yes. no"}), (".",), min_tokens=0)
     assert assembler.push(TokenEvent(260, 0.0, "length"))[:3] == ("yes", "stop", (260,))
+
+
+def test_an_unfinished_character_belongs_to_the_token_that_began_it() -> None:
+    """Offsets of 'a', half an 'é', 'b', 'é' in two parts, half a character more and a stop."""
+    data = b"a\xc3b\xc3\xa9\xc3"
+    assembler = Assembler(BytesCodec(), (), min_tokens=0)
+    pieces = [assembler.push(TokenEvent(byte, 0.0, None)) for byte in data]
+    pieces.append(assembler.push(TokenEvent(ord("z"), 0.0, "stop")))
+    assert "".join(piece.text for piece in pieces) == "a\ufffdbé\ufffd"
+    offsets = [entry.offset for piece in pieces for entry in piece.entries]
+    assert offsets == [0, 1, 2, 3, 3, 4, 4]

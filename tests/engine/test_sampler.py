@@ -1,12 +1,14 @@
 """Draws: what each setting allows, how often, and that nothing but seed and number decides."""
 
 import math
+from array import array
 
+import msgspec
 import pytest
 import torch
 
-from pdnode.engine.protocol import Sampling
-from pdnode.engine.sampler import sample, uniform
+from pdnode.engine.protocol import LogitChanges, Sampling
+from pdnode.engine.sampler import changed, sample, score, uniform
 
 PROBABILITIES = (0.4, 0.3, 0.2, 0.06, 0.04)
 DRAWS = 4000
@@ -116,3 +118,65 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
 def test_extreme_temperatures_stay_numbers() -> None:
     assert sample(logits(), settings(temperature=1e-9)).token == 0
     assert 0 <= sample(logits(), settings(temperature=1e9, draw=3)).token < 5
+
+
+def changes(
+    *, repeated: list[int] | None = None, repetition: float = 1.0, bias: dict[int, float]
+) -> LogitChanges:
+    return LogitChanges(
+        array("I", repeated or []).tobytes(),
+        repetition,
+        array("I", bias).tobytes(),
+        array("f", bias.values()).tobytes(),
+    )
+
+
+def test_changes_penalize_then_add_and_leave_the_logits_alone() -> None:
+    values = torch.tensor([2.0, -2.0, 0.0, 1.0, 3.0])
+    found = changed(values, changes(repeated=[0, 1, 2], repetition=4.0, bias={1: 0.5, 4: -10.0}))
+    assert found.tolist() == [0.5, -7.5, 0.0, 1.0, -7.0]
+    assert changed(values, changes(bias={})).tolist() == values.tolist()
+    assert values.tolist() == [2.0, -2.0, 0.0, 1.0, 3.0]
+
+
+def test_changes_decide_the_draw_but_not_its_logprob() -> None:
+    sampling = msgspec.structs.replace(settings(temperature=0), changes=changes(bias={3: 5.0}))
+    drawn = sample(logits(), sampling)
+    assert drawn.token == 3
+    assert drawn.logprob == pytest.approx(math.log(0.06), abs=1e-5)
+    banned = msgspec.structs.replace(sampling, banned=[3])
+    assert sample(logits(), banned).token == 0
+
+
+def test_the_likeliest_tokens_come_with_the_draw() -> None:
+    sampling = msgspec.structs.replace(
+        settings(temperature=0), logprobs=3, changes=changes(bias={4: 50.0})
+    )
+    drawn = sample(logits((0.3, 0.4, 0.2, 0.06, 0.04)), sampling)
+    assert drawn.token == 4
+    assert [token for token, _ in drawn.top] == [1, 0, 2]
+    wanted = [math.log(p) for p in (0.4, 0.3, 0.2)]
+    assert [logprob for _, logprob in drawn.top] == pytest.approx(wanted, abs=1e-5)
+    assert sample(logits(), settings()).top == []
+    assert len(sample(logits(), msgspec.structs.replace(sampling, logprobs=20)).top) == 5
+
+
+def test_scores_of_known_tokens_over_the_edge_of_a_slice() -> None:
+    """150 rows are three slices; each row's logits are its own."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(151, 8, generator=generator)
+    targets = torch.randint(0, 8, (150,), generator=generator).tolist()
+    sizes: list[int] = []
+
+    def head(rows: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(rows))
+        return rows * 2
+
+    logprobs, tops = score(hidden, targets, 2, head)
+    exact = torch.log_softmax(hidden[:150].double() * 2, dim=1)
+    wanted = exact.gather(1, torch.tensor(targets).unsqueeze(1)).squeeze(1).tolist()
+    assert logprobs == pytest.approx(wanted, abs=1e-5)
+    assert sizes == [64, 64, 22]
+    best = exact.argsort(dim=1, descending=True)[:, :2].tolist()
+    assert [[token for token, _ in top] for top in tops] == best
+    assert [top[0][1] for top in tops] == pytest.approx(exact.max(dim=1).values.tolist(), abs=1e-5)
