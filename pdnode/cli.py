@@ -185,6 +185,32 @@ def _model_list(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
+def _bench_serve(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pdnode.bench import report
+    from pdnode.bench.options import options_of
+    from pdnode.bench.serve import BenchError, LoadRun
+
+    try:
+        options = options_of(args)
+    except ValueError as error:
+        raise _Usage(str(error)) from error
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("requests", total=options.requests * len(options.urls))
+        run = LoadRun(options, lambda done: bar.update(task, completed=done))
+        try:
+            figures = asyncio.run(run.run())
+        except BenchError as error:
+            _say(f"pdnode: {error}")
+            return Exit.UNAVAILABLE
+    print((report.as_json if args.json else report.as_table)(options, figures))
+    return Exit.OK if all(one.completed for one in figures) else Exit.UNAVAILABLE
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -263,6 +289,21 @@ def _model_parser(parser: argparse.ArgumentParser) -> None:
             _add_json(command)
 
 
+def _bench_parser(parser: argparse.ArgumentParser) -> None:
+    from pdnode.bench.options import add_arguments
+
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    serve = commands.add_parser(
+        "serve",
+        help="offer load to a node and measure it",
+        description="Offer load to one or two running nodes and measure latencies. Exit 69 where "
+        "a node is not reachable or completes nothing.",
+    )
+    serve.set_defaults(run=_bench_serve)
+    add_arguments(serve)
+    _add_json(serve)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pdnode", description="LLM serving with prefill and decode split")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
@@ -299,6 +340,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_json(demo)
 
     _model_parser(commands.add_parser("model", help="demo models", description="Demo models."))
+
+    _bench_parser(commands.add_parser("bench", help="measure a node", description="Measure."))
 
     version = commands.add_parser("version", help="versions", description="Show versions.")
     version.set_defaults(run=_version)

@@ -41,6 +41,7 @@ class Model(msgspec.Struct, frozen=True):
     id: str
     created: int
     max_model_len: int  # as vLLM gives it
+    vocabulary: int  # token ids of prompts are below it
     object: str = "model"
     owned_by: str = "pdnode"
 
@@ -85,7 +86,12 @@ class OpenAiRoutes:
 
     async def models(self, _request: web.Request) -> web.Response:
         self._refuse_unready()
-        model = Model(self._service.model_name, self._started, self._service.context_tokens)
+        model = Model(
+            self._service.model_name,
+            self._started,
+            self._service.context_tokens,
+            self._service.vocabulary,
+        )
         return web.Response(
             body=msgspec.json.encode(ModelList((model,))), content_type="application/json"
         )

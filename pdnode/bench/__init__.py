@@ -1,0 +1,1 @@
+"""Load generators that measure a node from outside, as a client sees it."""

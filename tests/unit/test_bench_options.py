@@ -1,0 +1,72 @@
+"""`pdnode bench serve`: what it refuses, and its defaults."""
+
+import argparse
+
+import pytest
+
+from pdnode.bench.options import add_arguments, is_loopback, options_of
+from pdnode.cli import main
+from pdnode.errors import Exit
+
+URL = ("--url", "http://127.0.0.1:1")
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args([*URL, *words])
+
+
+def test_defaults_of_closed_and_open_loop() -> None:
+    closed = options_of(parse())
+    assert (closed.streams, closed.rate, closed.rounds, closed.urls) == (1, 0, 1, [URL[1]])
+    opened = options_of(parse("--rate", "2.5"))
+    assert (opened.streams, opened.rate) == (256, 2.5)
+    assert options_of(parse("--rate", "2.5", "--streams", "3")).streams == 3
+
+
+def test_rounds_are_for_a_comparison_and_never_more_than_requests() -> None:
+    compare = ("--compare", "http://[::1]:2/v1/")
+    assert options_of(parse(*compare)).rounds == 4
+    assert options_of(parse(*compare)).urls == [URL[1], "http://[::1]:2"]
+    assert options_of(parse(*compare, "--requests", "3")).rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("--streams", "0"), ("--streams", "'0'", "1 to 4096")),
+        (("--streams", "x"), ("--streams", "'x'", "1 to 4096")),
+        (("--rate", "nan"), ("--rate", "0 to 10000")),
+        (("--rate", "-1"), ("--rate", "0 to 10000")),
+        (("--requests", "1000000"), ("--requests", "1 to 100000")),
+        (("--output-tokens", "1.5"), ("--output-tokens", "1 to 65536")),
+        (("--duration", "0"), ("--duration", "1 to 86400")),
+        (("--compare", "10.0.0.1:80"), ("--compare", "http://host:port")),
+        (("--compare", "http://10.0.0.1:80"), ("--compare", "not loopback", "--allow-remote")),
+        (("--url", "http://example.org"), ("--url", "not loopback", "--allow-remote")),
+    ],
+)
+def test_wrong_usage_names_the_option(
+    words: tuple[str, ...], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "serve", *URL, *words])
+    assert ended.value.code == Exit.USAGE
+    told = capsys.readouterr().err
+    for part in parts:
+        assert part in told
+
+
+def test_remote_hosts_are_taken_when_allowed() -> None:
+    options = options_of(parse("--compare", "https://10.0.0.1:80", "--allow-remote"))
+    assert options.compare == "https://10.0.0.1:80"
+
+
+@pytest.mark.parametrize(
+    ("url", "yes"),
+    [("http://127.9.9.9:1", True), ("http://localhost", True), ("http://[::1]:1", True),
+     ("http://0.0.0.0:1", False), ("http://localhost.example", False)],
+)  # fmt: skip
+def test_what_is_loopback(url: str, yes: bool) -> None:
+    assert is_loopback(url) == yes
