@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from tests.support.fake_service import CONTEXT, Bench, serve
+from tests.support.fake_service import CONTEXT, VOCABULARY, Bench, serve
 
 
 @pytest.fixture
@@ -49,6 +49,7 @@ async def test_models_only_when_loaded(bench: Bench) -> None:
         "object": "model",
         "owned_by": "pdnode",
         "max_model_len": CONTEXT,
+        "vocabulary": VOCABULARY,
     }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pdnode.core.schedule import Chunk, Scheduler, Sequence
 from pdnode.daemon.steps import StepLoop
-from pdnode.engine.protocol import Drawn, Sampling, Step, StepDone
+from pdnode.engine.protocol import Drawn, Sampling, Scored, Scoring, Step, StepDone
 from pdnode.errors import EngineDied
 from pdnode.types import Run, SequenceId
 
@@ -41,6 +41,7 @@ class Runner:
     log: list[tuple[object, ...]]
     drew_hook: Callable[[], None] = lambda: None
     planned_hook: Callable[[], None] = lambda: None
+    scored_top: int | None = None
 
     def planned(self, chunk: Chunk, base: int) -> None:
         self.log.append((self.name, "planned", chunk.start, chunk.end, base))
@@ -53,8 +54,14 @@ class Runner:
         self.log.append((self.name, "sampling"))
         return GREEDY
 
-    def drew(self, token: int, logprob: float) -> None:
-        self.log.append((self.name, "drew", token, logprob))
+    def scoring(self) -> int | None:
+        return self.scored_top
+
+    def scored(self, scored: Scored) -> None:
+        self.log.append((self.name, "scored", scored))
+
+    def drew(self, drawn: Drawn) -> None:
+        self.log.append((self.name, "drew", drawn.token, drawn.logprob))
         self.drew_hook()
 
 
@@ -277,3 +284,37 @@ async def test_stop_wakes_an_idle_loop(loop: Loop) -> None:
     loop.steps.stop()
     await asyncio.wait_for(loop.task, 5)
     assert loop.steps.figures.steps == 0
+
+
+async def test_prompt_chunks_are_scored_over_their_edges_and_nothing_else_is(loop: Loop) -> None:
+    """11 tokens in chunks of 8 and 3: the token after the first chunk is its last target."""
+    number, runner = loop.add("a", 11)
+    runner.scored_top = 2
+    first = await loop.step()
+    (one,) = first.sequences
+    assert one.scoring == Scoring([*range(1, 9)], 2)
+    scored = [Scored(number, [-0.5] * 8, [[]] * 8), Scored(number, [-1.0] * 2, [[]] * 2)]
+    loop.worker.answers.put_nowait(StepDone(first.pass_id, [], 0.25, [scored[0]]))
+    second = await loop.step()
+    (two,) = second.sequences
+    assert two.scoring == Scoring([9, 10], 2)  # of three rows: the last one's token is drawn
+    drawn = [Drawn(number, 51, -0.5)]
+    loop.worker.answers.put_nowait(StepDone(second.pass_id, drawn, 0.25, [scored[1]]))
+    third = await loop.turn()
+    assert third.sequences[0].scoring is None
+    told = [entry[1:] for entry in loop.take() if entry[1] in ("scored", "drew")]
+    assert told == [("scored", scored[0]), ("scored", scored[1]), ("drew", 51, -0.5)]
+    loop.steps.remove(number)
+
+
+async def test_scores_of_a_removed_sequence_are_dropped(loop: Loop) -> None:
+    number, runner = loop.add("a", 5)
+    runner.scored_top = 0
+    step = await loop.step()
+    loop.steps.remove(number)
+    done = StepDone(
+        step.pass_id, [Drawn(number, 51, -0.5)], 0.25, [Scored(number, [-1.0] * 4, [[]] * 4)]
+    )
+    loop.worker.answers.put_nowait(done)
+    await loop.settle()
+    assert [entry[1] for entry in loop.take()] == ["planned", "sampling", "computed"]
