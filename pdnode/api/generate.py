@@ -97,8 +97,9 @@ async def _whole(running: Sequence[_Running], work: Work) -> web.Response:
 
 
 def _prefill(running: Sequence[_Running]) -> str:
-    """Who computed the prompt: usually one name, several where choices went to several peers."""
-    return ", ".join(dict.fromkeys(one.generation.prefill for one in running))
+    """Who computed the prompt of the choices that have begun: usually one name."""
+    begun = [one for one in running if one.choice.assembler.begun]
+    return ", ".join(dict.fromkeys(one.generation.prefill for one in begun))
 
 
 async def _streamed(

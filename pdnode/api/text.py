@@ -164,6 +164,11 @@ class Assembler:
         self.tokens = 0  # generated so far, the stop token included
         self.finish: str | None = None  # why the answer is complete, once it is
 
+    @property
+    def begun(self) -> bool:
+        """There was a token, shown or not."""
+        return self.tokens > 0 or self.finish is not None
+
     def push(self, event: TokenEvent) -> Piece:
         """The piece for one event; its `finish` is set by the event or by a stop string."""
         assert self.finish is None

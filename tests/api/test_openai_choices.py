@@ -198,6 +198,28 @@ async def test_streamed_choices_have_their_index(bench: Bench, path: str) -> Non
     assert counts == [1, 2, 3, 4, 5, 6, 6]
 
 
+async def test_the_header_of_a_stream_names_who_has_begun(bench: Bench) -> None:
+    """The second choice waits for its first token until the stream is open."""
+    plain, held = bench.service.submit, asyncio.Event()
+
+    async def submit(request):  # noqa: ANN001, ANN202
+        generation = await plain(request)
+        if len(bench.service.requests) == 2:
+            generation.prefill = "pf-2"
+            generation.script.insert(0, held)
+        return generation
+
+    bench.service.submit = submit  # type: ignore[method-assign]
+    body = {**COMPLETION, "n": 2, "stream": True}
+    async with bench.client.post(f"{bench.url}/v1/completions", json=body) as response:
+        assert response.headers["X-Pdnode-Prefill"] == "pf-1"
+        held.set()
+        assert (await response.text()).endswith("data: [DONE]\n\n")
+    bench.service.requests.clear()
+    _, headers, _ = await bench.post("/v1/completions", {**COMPLETION, "n": 2})
+    assert headers["X-Pdnode-Prefill"] == "pf-1, pf-2"
+
+
 async def test_one_choice_that_fails_ends_all(bench: Bench) -> None:
     bench.service.script = [PrefillLost("pf-1 is gone")]
     status, _, _ = await bench.post("/v1/completions", {**COMPLETION, "n": 2})
