@@ -52,8 +52,8 @@ class Loading(Frame, frozen=True, tag="loading"):
 class LogitChanges(msgspec.Struct, frozen=True, array_like=True):
     """What is done to logits before a draw: first the repetition penalty, then the additions.
 
-    Packed, since a long prompt repeats thousands of tokens: little-endian u32 ids, f32 numbers. That
-    is at most 12 bytes per token in the KV pool: a frame has room for a pool of 5 million tokens.
+    Packed, since a long prompt repeats thousands of tokens: little-endian u32 ids, f32 numbers.
+    That is at most 12 bytes per token in the KV pool: a frame has room for a pool of 5 million.
     """
 
     repeated: bytes  # ids whose positive logits are divided by `repetition`, negative multiplied

@@ -99,7 +99,7 @@ async def test_it_stops_by_itself(bench: Bench) -> None:
     (figures,) = await LoadRun(options(bench.url, requests=2, timeout_s=0.2)).run()
     assert figures.errors == {"timeout": 2}
     bench.service.script = tokens("hi")
-    run = LoadRun(options(bench.url, requests=100_000, duration_s=0.2))
+    run = LoadRun(options(bench.url, requests=100_000, duration_s=1.0))
     (figures,) = await asyncio.wait_for(run.run(), 30)
     assert 0 < figures.completed == figures.requests < 100_000
 

@@ -12,10 +12,11 @@ import torch
 from torch.nn import functional
 
 from tests.support.local_engine import load_model
-from tests.support.nodes import Client, NodeSpec, clients, nodes
+from tests.support.nodes import READY_TIMEOUT_S, Client, NodeSpec, clients, nodes
 from tests.support.tiny_model import VOCABULARY
 
 TOLERANCE = 2e-3
+PEER_UP = 'pdnode_peer_up{peer="pf",role="prefill"}'
 PROMPT = [(7 * n * n + 3 * n) % 250 + 5 for n in range(150)]
 """Ten pages and three chunks, the last token alone in the tenth page's first half."""
 
@@ -53,22 +54,31 @@ class Reference:
 @contextlib.asynccontextmanager
 async def cluster(model: Path, folder: Path) -> AsyncIterator[dict[str, Client]]:
     """A prefill node, one decode node of either policy, a colocated one. At the end none holds a
-    page."""
-    engine = {"chunk_tokens": 64}
-    prefill = NodeSpec("pf", "prefill", model, folder, engine=engine)
+    page. Links outlast the stalls of a busy machine: a decode node alone would go on by itself."""
+    engine, peer = {"chunk_tokens": 64}, {"link_lost_s": 60.0, "stall_s": 60.0}
+    prefill = NodeSpec("pf", "prefill", model, folder, engine=engine, peer=peer)
+    of_decode = {"engine": engine, "peer": peer}
     specs = [
         prefill,
-        NodeSpec("decode", "decode", model, folder, (prefill,), policy="local", engine=engine),
-        NodeSpec("strict", "decode", model, folder, (prefill,), engine=engine),
+        NodeSpec("decode", "decode", model, folder, (prefill,), policy="local", **of_decode),
+        NodeSpec("strict", "decode", model, folder, (prefill,), **of_decode),
         NodeSpec("colocated", "colocated", model, folder, engine=engine),
     ]
     with nodes(*specs) as running:
         async with clients(*specs) as found:
             for client, node in zip(found, running, strict=True):
                 await client.wait_ready(node)
+            await wait_for_prefill(found[1])
             yield {client.spec.name: client for client in found}
             for client in found:
                 await client.wait_no_pages()
+
+
+async def wait_for_prefill(client: Client) -> None:
+    """A decode node that may prefill by itself is ready before its peer is there."""
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while (await client.metrics()).get(PEER_UP) != 1:
+            await asyncio.sleep(0.05)
 
 
 async def ask(client: Client, max_tokens: int, **fields: object) -> tuple[list[dict], str]:

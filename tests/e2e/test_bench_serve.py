@@ -23,9 +23,9 @@ async def bench(*words: str) -> tuple[int, str, str]:
 
 @pytest.mark.timeout(180)
 async def test_two_nodes_are_measured_in_turns(tiny_model: Path, tmp_path: Path) -> None:
-    engine = {"chunk_tokens": 64}
-    prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path, engine=engine)
-    decode = NodeSpec("dc", "decode", tiny_model, tmp_path, (prefill,), engine=engine)
+    engine, peer = {"chunk_tokens": 64}, {"link_lost_s": 60.0, "stall_s": 60.0}
+    prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path, engine=engine, peer=peer)
+    decode = NodeSpec("dc", "decode", tiny_model, tmp_path, (prefill,), engine=engine, peer=peer)
     colocated = NodeSpec("co", "colocated", tiny_model, tmp_path, engine=engine)
     specs = (prefill, decode, colocated)
     with nodes(*specs) as running:
@@ -35,7 +35,7 @@ async def test_two_nodes_are_measured_in_turns(tiny_model: Path, tmp_path: Path)
             code, out, err = await bench(
                 "--url", decode.url, "--compare", colocated.url, "--streams", "2",
                 "--requests", "6", "--rounds", "2", "--prompt-tokens", "200",
-                "--output-tokens", "8", "--background-streams", "2", "--idle", "0.3",
+                "--output-tokens", "8", "--background-streams", "2", "--idle", "1",
                 "--background-output-tokens", "256", "--json",
             )  # fmt: skip
             assert code == 0, err
