@@ -134,7 +134,7 @@ class NodeService:
             there = self.capacity_tokens
             text = f"prompt and max_tokens need {tokens} tokens of KV cache, {there} are there"
             raise BadRequest(text, param="max_tokens")
-        if request.score_prompt and self._refuses():
+        if request.score_prompt and len(request.prompt) > 1 and self._refuses():
             text = "with logprobs it needs the prompt's logits, which stay on the prefill node"
             raise BadRequest(
                 f"echo: {text}, and when_no_prefill is refuse; allowed: echo or logprobs", "echo"
