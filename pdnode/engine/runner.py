@@ -46,9 +46,9 @@ class Runner:
         self._attention.plan(segments)
         tokens = [token for part in step.sequences for token in part.tokens]
         positions = torch.cat([torch.arange(s.start, s.start + s.count) for s in segments])
-        draws = any(part.sampling is not None for part in step.sequences)
+        read = any(part.sampling or part.scoring for part in step.sequences)
         hidden = self._model.forward(
-            torch.tensor(tokens), positions, self._attention, self._layer_done, kv_only=not draws
+            torch.tensor(tokens), positions, self._attention, self._layer_done, kv_only=not read
         )
         drawn = self._draw(step, hidden)
         scored = self._score(step, hidden)

@@ -217,7 +217,7 @@ def json_of(event: str) -> dict:
     return json.loads(event.removeprefix("data: "))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_the_whole_api_on_three_kinds_of_nodes(tiny_model: Path, tmp_path: Path) -> None:
     reference = Reference(tiny_model)
     wanted = penalized(reference, 24)

@@ -21,7 +21,7 @@ async def bench(*words: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_two_nodes_are_measured_in_turns(tiny_model: Path, tmp_path: Path) -> None:
     engine, peer = {"chunk_tokens": 64}, {"link_lost_s": 60.0, "stall_s": 60.0}
     prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path, engine=engine, peer=peer)

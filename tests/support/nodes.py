@@ -20,7 +20,7 @@ import msgspec
 from pdnode.obs.records import RequestRecord, TransferRecord
 
 Record = TypeVar("Record")
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0  # four nodes import torch at once, on a busy machine
 STOP_TIMEOUT_S = 30.0
 EVENT_TIMEOUT_S = 20.0
 
