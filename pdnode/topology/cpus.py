@@ -99,20 +99,39 @@ def read_online(sysfs: Sysfs, nodes: tuple[NumaNode, ...]) -> CpuSet:
     return online or frozenset().union(*(node.cpus for node in nodes))
 
 
-def read_cores(sysfs: Sysfs, online: CpuSet) -> tuple[CpuSet, ...]:
-    """Physical cores, each as its hardware threads, by their lowest CPU. A CPU whose siblings are
-    not known is a core of its own."""
-    cores: dict[int, CpuSet] = {}
+def read_cores(sysfs: Sysfs, online: CpuSet, nodes: tuple[NumaNode, ...]) -> tuple[CpuSet, ...]:
+    """Physical cores, each as its hardware threads, by their lowest CPU."""
+    cores: list[CpuSet] = []
     seen: set[int] = set()
     for cpu in sorted(online):
         if cpu in seen:
             continue
         path = ("devices", "system", "cpu", f"cpu{cpu}", "topology")
         siblings = read_cpulist(sysfs, *path, "thread_siblings_list") & online
-        core = siblings if cpu in siblings else frozenset({cpu})
-        seen |= core
-        cores[cpu] = core
-    return tuple(cores.values())
+        siblings = siblings or _mask(sysfs, *path, "thread_siblings") & online
+        if cpu not in siblings:
+            return guess_cores(online, nodes)
+        seen |= siblings
+        cores.append(siblings)
+    return tuple(cores)
+
+
+def guess_cores(online: CpuSet, nodes: tuple[NumaNode, ...]) -> tuple[CpuSet, ...]:
+    """Cores where the siblings are not known: a node whose CPUs are two runs of equal length is
+    taken to number the second threads of its cores in the second run, as Linux does on x86."""
+    cores: list[CpuSet] = []
+    for node in nodes:
+        cpus = sorted(node.cpus & online)
+        half = len(cpus) // 2
+        paired = [cpus[:half], cpus[half:]]
+        runs = all(run and run[-1] - run[0] == len(run) - 1 for run in paired)
+        if runs and len(cpus) % 2 == 0 and cpus[half] != cpus[half - 1] + 1:
+            cores += [frozenset(pair) for pair in zip(*paired, strict=True)]
+        else:
+            cores += [frozenset({cpu}) for cpu in cpus]
+    known = frozenset().union(*cores)
+    cores += [frozenset({cpu}) for cpu in online - known]
+    return tuple(sorted(cores, key=min))
 
 
 def nearest_with_cpus(number: int, nodes: tuple[NumaNode, ...]) -> NumaNode | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pdnode.topology.cpus import read_cores, read_nodes, read_online
 from pdnode.topology.drivers import driver_gpus, proc_gpus
-from pdnode.topology.host import Gpu, Host, Nic, Place
+from pdnode.topology.host import Gpu, Host, Nic, Place, nic_order
 from pdnode.topology.pci import (
     AMAZON,
     DEVICES,
@@ -17,7 +17,7 @@ from pdnode.topology.pci import (
     read_devices,
     read_link_gbps,
 )
-from pdnode.topology.sysfs import LIVE, Sysfs, natural
+from pdnode.topology.sysfs import LIVE, Sysfs
 
 INFINIBAND = ("class", "infiniband")
 NET = ("class", "net")
@@ -41,7 +41,8 @@ def detect(root: Path = LIVE) -> Host:
     for what, found, most in (("GPUs", gpus, MAX_GPUS), ("NICs", nics, MAX_NICS)):
         if len(found) > most:
             problems.append(f"{len(found)} {what}: only the first {most} are looked at")
-    cores = read_cores(sysfs, online)
+    cores = read_cores(sysfs, online, nodes)
+    nics.sort(key=nic_order)
     return Host(nodes, cores, tuple(gpus[:MAX_GPUS]), tuple(nics[:MAX_NICS]), tuple(problems))
 
 
@@ -72,22 +73,19 @@ def _place(
     return device, locator.unplaced() if device is None else locator.place(device)
 
 
-def _is_software(sysfs: Sysfs, entry: tuple[str, ...]) -> bool:
-    return "virtual" in sysfs.link(*entry)
-
-
 def _rdma_nics(sysfs: Sysfs, devices: dict[str, PciDevice], locator: Locator) -> list[Nic]:
     """RDMA devices without the software ones (rxe, siw, scif)."""
     nics = []
     for name in sysfs.names(*INFINIBAND):
         entry = (*INFINIBAND, name)
-        ports = sysfs.names(*entry, "ports")
-        if _is_software(sysfs, entry) or not ports:
-            continue
+        ports = [_port(sysfs, *entry, "ports", port) for port in sysfs.names(*entry, "ports")]
         device, place = _place(sysfs, devices, locator, entry)
+        if device is None and (sysfs.link(*entry) or not ports):
+            continue  # the kernel shows where it sits, and that is not on a PCI bus
         state, rate, layer = max(
-            (_port(sysfs, *entry, "ports", port) for port in ports),
+            ports,
             key=lambda port: (port[0] == "ACTIVE", port[0] == "", port[1] or 0.0),
+            default=("", None, ""),
         )
         nics.append(
             Nic(
@@ -126,7 +124,9 @@ def _provider(sysfs: Sysfs, entry: tuple[str, ...], device: PciDevice | None) ->
 
 
 def _physical(sysfs: Sysfs, device: PciDevice | None) -> str | None:
-    return device and pci_of(sysfs.link(*DEVICES, device.address, "physfn")[-1:])
+    if device is None:
+        return None
+    return pci_of(sysfs.link(*DEVICES, device.address, "physfn")[-1:])
 
 
 def _net_nics(
@@ -136,7 +136,7 @@ def _net_nics(
     nics = []
     for name in sysfs.names(*NET):
         entry = (*NET, name)
-        if _is_software(sysfs, entry) or not sysfs.exists(*entry, "device"):
+        if not sysfs.exists(*entry, "device"):
             continue
         device, place = _place(sysfs, devices, locator, entry)
         if device is not None and device.address in taken:
@@ -162,7 +162,7 @@ def _net_nics(
 def find_nic(host: Host, name: str) -> Nic | None:
     """The NIC of this device name, PCI address or network interface."""
     address = normal_address(name)
-    for nic in sorted(host.nics, key=lambda nic: natural(nic.name)):
+    for nic in host.nics:
         if name == nic.name or name in nic.interfaces or (address and address == nic.place.pci):
             return nic
     return None

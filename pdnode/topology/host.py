@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from pdnode.topology.cpus import NO_CPUS, CpuSet, NumaNode
+from pdnode.topology.sysfs import natural
 
 UNKNOWN_NODE = -1
 """As the kernel writes numa_node where the firmware says nothing."""
@@ -58,9 +59,14 @@ class Nic:
         return min((r for r in (self.rate_gbps, self.link_gbps) if r is not None), default=0.0)
 
 
+def nic_order(nic: Nic) -> tuple[bool, str, list[tuple[int, str]]]:
+    """Sort key: by PCI address, those without one last; ports of one function by their numbers."""
+    return nic.place.pci is None, nic.place.pci or "", natural(nic.name)
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """GPUs by PCI address, NICs by natural order of their names."""
+    """GPUs by PCI address, NICs by PCI address and name."""
 
     nodes: tuple[NumaNode, ...]
     cores: tuple[CpuSet, ...]

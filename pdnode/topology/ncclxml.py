@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pdnode.errors import ConfigError, Problem
-from pdnode.topology.cpus import NO_CPUS, CpuSet, NumaNode, parse_cpumask
-from pdnode.topology.host import UNKNOWN_NODE, Gpu, Host, Nic, Place
+from pdnode.topology.cpus import NO_CPUS, CpuSet, NumaNode, guess_cores, parse_cpumask
+from pdnode.topology.host import UNKNOWN_NODE, Gpu, Host, Nic, Place, nic_order
 from pdnode.topology.pci import AMAZON, is_gpu, is_nic, link_gbps, normal_address
-from pdnode.topology.sysfs import natural
 
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 64
@@ -48,10 +47,9 @@ class _Reader:
 
     def host(self) -> Host:
         nodes = tuple(NumaNode(number, cpus) for number, cpus in sorted(self._nodes.items()))
-        cpus = sorted(frozenset().union(*self._nodes.values()))
         gpus = sorted(self._gpus, key=lambda gpu: gpu.place.pci or "")
-        nics = sorted(self._nics, key=lambda nic: natural(nic.name))
-        cores = tuple(frozenset({cpu}) for cpu in cpus)
+        nics = sorted(self._nics, key=nic_order)
+        cores = guess_cores(frozenset().union(*self._nodes.values()), nodes)
         return Host(nodes, cores, tuple(gpus), tuple(nics))
 
     def cpu(self, cpu: ElementTree.Element, number: int) -> None:
@@ -96,7 +94,7 @@ class _Reader:
         nets = list(element.iter("net")) or [ElementTree.Element("net")]
         for net in nets:
             name = net.get("name") or place.pci
-            if name is None:
+            if name is None or any(name == nic.name for nic in self._nics):
                 continue
             rate = self._integer(net, "speed", 0) / 1000
             self._nics.append(Nic(name, place, provider, rate or None, link))
@@ -118,7 +116,8 @@ def override(host: Host, file: Host) -> Host:
         return dataclasses.replace(host, problems=(*host.problems, text + "; ".join(wrong)))
     problems = [*host.problems, *_absent(host, file)]
     by_name = {nic.name: nic.place for nic in file.nics if nic.place.pci is None}
-    by_pci = {device.place.pci: device.place for device in (*file.gpus, *file.nics)}
+    by_pci = {gpu.place.pci: gpu.place for gpu in file.gpus}
+    by_pci |= {nic.place.pci: nic.place for nic in file.nics}
 
     def moved(place: Place, name: str = "") -> Place:
         given = by_pci.get(place.pci) if place.pci is not None else None

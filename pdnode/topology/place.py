@@ -86,7 +86,7 @@ def _deal(choices: dict[str, _Choice]) -> set[tuple[str, str]]:
     for gpu, choice in choices.items():
         for nic in choice.nics:
             wanting.setdefault(nic, []).append(gpu)
-    owners = balance({nic: wanting[nic] for nic in sorted(wanting, key=natural)})
+    owners = balance(wanting)
     without = {gpu: c.nics for gpu, c in choices.items() if gpu not in owners.values()}
     shared = balance(without, base=dict.fromkeys(owners, 1))
     return {(gpu, nic) for nic, gpu in owners.items()} | set(shared.items())

@@ -17,9 +17,6 @@ def as_json(placement: Placement) -> dict[str, Any]:
                 "pci": at.gpu.place.pci,
                 "numa": at.gpu.place.numa,
                 "cpus": format_cpulist(at.gpu.place.cpus),
-                "model": at.gpu.model,
-                "progress_cpu": at.threads.progress,
-                "worker_cpus": format_cpulist(at.threads.worker),
                 "nics": [
                     {
                         "name": rail.nic.name,

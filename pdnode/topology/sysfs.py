@@ -1,4 +1,4 @@
-"""Reads a tree that is laid out as /sys is. Every file may be missing or fail: that is "unknown"."""
+"""Reads a tree laid out as /sys is. Every file may be missing or fail: that is "unknown"."""
 
 import os
 import re

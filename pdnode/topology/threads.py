@@ -25,8 +25,8 @@ def allowed_cpus() -> CpuSet:
 
 def place_threads(host: Host, allowed: CpuSet | None = None) -> list[Threads]:
     """Threads for every GPU, in their order. GPUs with the same CPUs divide their cores evenly;
-    where these are fewer than two for each GPU, cores of other nodes help out, then all share.
-    Where the CPUs of the host are not known there are none.
+    where these are fewer than two for each GPU the last ones share. Where the CPUs of the
+    host are not known there are none.
 
     `allowed`: only these CPUs, default all of the host.
     """
@@ -34,13 +34,19 @@ def place_threads(host: Host, allowed: CpuSet | None = None) -> list[Threads]:
     taken: set[int] = set()
     out: list[Threads] = []
     homes = [gpu.place.cpus for gpu in host.gpus]
-    for number, home in enumerate(homes):
-        near = [core for core in cores if core[0] in home and core[0] not in taken]
-        waiting = sum(1 for other in homes[number:] if other & home)
-        share = near[: len(near) // max(1, waiting)]
+    for number, gpu in enumerate(host.gpus):
+        # What is near may be less than the node: it is widened before anything is shared.
+        node = frozenset().union(*(n.cpus for n in host.nodes if n.number == gpu.place.home))
+        for home in (homes[number], homes[number] | node):
+            near = [core for core in cores if core[0] in home and core[0] not in taken]
+            waiting = sum(1 for other in homes[number:] if other & home)
+            share = near[: max(len(near) // max(1, waiting), min(2, len(near)))]
+            if len(share) >= 2:
+                break
         problem = ""
         if cores and len(share) < 2:
-            share, problem = _borrow(cores, near, taken)
+            share = [core for core in cores if core[0] in home][:2] or cores[:2]
+            problem = "fewer than two physical cores a GPU on its node: threads share cores"
         taken.update(core[0] for core in share)
         out.append(_split(share, problem))
     return out
@@ -62,17 +68,6 @@ def _usable(cores: Sequence[CpuSet], allowed: CpuSet | None) -> list[list[int]]:
     """Cores as sorted CPUs, cut down to the allowed ones; the first of each stands for it."""
     cut = [sorted(core if allowed is None else core & allowed) for core in cores]
     return [core for core in cut if core]
-
-
-def _borrow(
-    cores: list[list[int]], near: list[list[int]], taken: set[int]
-) -> tuple[list[list[int]], str]:
-    """Two cores for a GPU whose own node has not enough."""
-    others = [core for core in cores if core[0] not in taken and core not in near]
-    found = (near + others)[:2]
-    if len(found) == 2:
-        return found, "its node has too few free cores; some of another node are taken"
-    return cores[:2], "fewer than two physical cores a GPU: threads share cores"
 
 
 def _split(share: list[list[int]], problem: str) -> Threads:
