@@ -38,6 +38,8 @@ def detect(root: Path = LIVE) -> Host:
     nics = _rdma_nics(sysfs, devices, locator)
     nics += _net_nics(sysfs, devices, locator, taken=_functions(nics))
     problems = list(dict.fromkeys(locator.problems))
+    if not devices:
+        problems.append(f"{root} shows no PCI device")
     for what, found, most in (("GPUs", gpus, MAX_GPUS), ("NICs", nics, MAX_NICS)):
         if len(found) > most:
             problems.append(f"{len(found)} {what}: only the first {most} are looked at")

@@ -98,10 +98,9 @@ def _rails(
     choices: dict[str, _Choice],
     pairs: set[tuple[str, str]],
 ) -> tuple[Rail, ...]:
-    """NICs of a provider that is not used are left out, unless nothing else is there."""
+    """Network interfaces of a host with RDMA devices are left out, unless they are used."""
     has_rdma = any(verdict.nic.provider != "tcp" for verdict in verdicts)
-    uses_tcp = any(verdict.usable and verdict.nic.provider == "tcp" for verdict in verdicts)
-    shown = [v for v in verdicts if uses_tcp or not has_rdma or v.nic.provider != "tcp"]
+    shown = [v for v in verdicts if v.usable or not has_rdma or v.nic.provider != "tcp"]
     rails = [
         Rail(
             verdict.nic,

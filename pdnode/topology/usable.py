@@ -111,7 +111,7 @@ def _heaviest(nics: Iterable[Nic], key: Callable[[Nic], str]) -> str:
 
 
 def _other_provider(nic: Nic, provider: str) -> str:
-    if nic.provider == provider:
+    if nic.provider == provider or (provider == "tcp" and nic.interfaces):
         return ""
     if nic.provider == "tcp":
         return f"a network interface; the fabric here is {provider}"

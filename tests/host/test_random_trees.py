@@ -16,7 +16,7 @@ from pdnode.topology.usable import Policy
 from tests.support.host_tree import GPU, MELLANOX, HostTree
 
 RATES = (100.0, 200.0, 400.0)
-CPUS = {0: frozenset(range(0, 64)), 1: frozenset(range(64, 128))}
+CPUS = {0: frozenset(range(64)), 1: frozenset(range(64, 128))}
 
 
 @st.composite

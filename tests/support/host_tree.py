@@ -130,7 +130,8 @@ class _Above:
 
 
 def tree_from_hwloc(xml: Path, base: Path) -> Path:
-    """The sysfs tree of the machine that lstopo captured; ports are ACTIVE, rates as the maker's."""
+    """The sysfs tree of a machine that lstopo captured. Ports are ACTIVE; EFA's have the rate of
+    their kind, others none."""
     tree = HostTree(base)
     machine = ElementTree.parse(xml).getroot().find("object")
     assert machine is not None
