@@ -77,32 +77,41 @@ def _serve(args: argparse.Namespace) -> int:
 def _check_config(args: argparse.Namespace) -> int:
     path = _config_path(args)
     problems: list[Problem] = []
+    warnings: list[Problem] = []
     settings: tuple[Setting, ...] = ()
     try:
         loaded = load_settings(path, allow_test_provider=args.allow_test_provider)
         settings = loaded.settings
         if args.host:
-            from pdnode.confighost import check_host
+            from pdnode.confighost import check_host, host_warnings
 
             problems = check_host(loaded.config)
+            warnings = host_warnings(loaded.config)
     except ConfigError as error:
         problems = error.problems
     if args.json:
-        _print_check(problems, settings if args.print_effective else None)
+        _print_check(problems, warnings, settings if args.print_effective else None)
     else:
         for setting in settings if args.print_effective else ():
             print(f"{setting.where} = {setting.value}  # {setting.origin}")
         for problem in problems:
             _say(str(problem))
+        for warning in warnings:
+            _say(f"warning: {warning}")
         if not problems:
             _say(f"{path}: valid")
     return _exit_code(problems) if problems else Exit.OK
 
 
-def _print_check(problems: Sequence[Problem], settings: Sequence[Setting] | None) -> None:
+def _print_check(
+    problems: Sequence[Problem],
+    warnings: Sequence[Problem],
+    settings: Sequence[Setting] | None,
+) -> None:
     out: dict[str, object] = {
         "valid": not problems,
         "problems": [{"where": problem.where, "text": problem.text} for problem in problems],
+        "warnings": [{"where": warning.where, "text": warning.text} for warning in warnings],
     }
     if settings is not None:
         out["settings"] = [

@@ -145,7 +145,7 @@ def test_balance_cannot_be_made_more_even(choices: dict[str, list[str]]) -> None
         assert all(load[start] - load[other] <= 1 for other in reached)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(hosts())
 def test_a_tree_in_sysfs_is_read_as_it_was_meant(host: Host) -> None:
     """The same hosts, written as files: classes and places survive."""

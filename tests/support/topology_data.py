@@ -2,6 +2,7 @@
 where it lies beside the repository."""
 
 import json
+import re
 import tarfile
 from functools import cache
 from pathlib import Path
@@ -39,8 +40,13 @@ def source_of(answer: dict[str, Any]) -> Path:
     return own if own.exists() else collection() / relative
 
 
+_LEFT_OUT = re.compile(r"/(cache|cpufreq|cpuidle|memory\d+|hugepages|block|nvme|power)(/|$)")
+"""Folders that say nothing of GPUs, NICs and NUMA nodes: most of the files of a real tree."""
+
+
 def unpack(archive: Path, into: Path) -> Path:
     """The sys folder of an archived tree."""
     with tarfile.open(archive) as tar:
-        tar.extractall(into, filter="tar")
+        members = [member for member in tar if not _LEFT_OUT.search(member.name)]
+        tar.extractall(into, members, filter="tar")
     return next(into.glob("*/sys"))
