@@ -1,5 +1,6 @@
 """Counters of NICs: units, names of each maker, and what is not available."""
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from pdnode.topology.counters import NicCounters, Traffic
 from pdnode.topology.detect import detect
 from pdnode.topology.sysfs import Sysfs
 from tests.support.host_tree import EFA, MELLANOX, HostTree
-from tests.support.topology_data import collection, unpack
+from tests.support.topology_data import collection
 
 
 class Clock:
@@ -102,8 +103,6 @@ H100 = collection() / "sysfs" / "gpud-h100-sys-class-infiniband.tar.gz"
 
 @pytest.mark.skipif(not H100.exists(), reason="the collection is not beside the repository")
 def test_ports_of_a_real_h100_host(tmp_path: Path) -> None:
-    import tarfile
-
     with tarfile.open(H100) as tar:
         tar.extractall(tmp_path, filter="tar")
     root = tmp_path / "sys"
@@ -117,15 +116,3 @@ def test_ports_of_a_real_h100_host(tmp_path: Path) -> None:
     read = NicCounters(host.nics, sysfs=Sysfs(root)).read("mlx5_0")
     assert read.sent_bytes == raw * 4
     assert read.retransmits is not None
-
-
-REAL = collection() / "sysfs" / "hwloc-32em64t-2n8c+dax+nvme+mic+dimms.tar.bz2"
-
-
-@pytest.mark.skipif(not REAL.exists(), reason="the collection is not beside the repository")
-def test_a_real_connectx_3(tmp_path: Path) -> None:
-    root = unpack(REAL, tmp_path)
-    reader = NicCounters(detect(root).nics, sysfs=Sysfs(root))
-    assert reader.read("mlx4_0").sent_bytes == 8039908 * 4
-    assert reader.read("mlx4_0").received_bytes == 5550796 * 4
-    assert reader.read("eth0").sent_bytes is not None

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from pdnode.topology.counters import NicCounters
 from pdnode.topology.cpus import format_cpulist, parse_cpulist
 from pdnode.topology.detect import detect
 from pdnode.topology.host import Host
 from pdnode.topology.ncclxml import override, read_topology_file
 from pdnode.topology.place import Placement, place
+from pdnode.topology.sysfs import Sysfs
 from pdnode.topology.usable import Policy
 from tests.support.host_tree import tree_from_hwloc, tree_from_lspci
 from tests.support.topology_data import (
@@ -123,6 +125,7 @@ def test_real_trees(tmp_path: Path) -> None:
         nodes = {str(node.number): format_cpulist(node.cpus) for node in host.nodes}
         assert nodes == answer["numa"]
         _check_real_nics(host, answer)
+        _check_real_counters(host, answer, Sysfs(root))
         if "gpu_memory_numa" in answer:  # CPU-less nodes hold the GPUs' memory
             near = {gpu.place.pci: format_cpulist(gpu.place.cpus) for gpu in host.gpus}
             assert near == {pci["bdf"]: pci["cpus_from_mask"] for pci in answer["pci"]}
@@ -148,6 +151,16 @@ def _check_real_nics(host: Host, answer: dict[str, Any]) -> None:
             assert nic.place.pci == wanted["pci"]
             speed = int(wanted["speed"] or 0)
             assert nic.name != wanted["name"] or nic.rate_gbps == (speed / 1000 or None)
+
+
+def _check_real_counters(host: Host, answer: dict[str, Any], sysfs: Sysfs) -> None:
+    """Units of four octets; a counter of 32 bits that is stuck at its end says nothing."""
+    reader = NicCounters(host.nics, sysfs=sysfs)
+    for wanted in answer["rdma"]:
+        if wanted["pci"] is not None:
+            units = int(wanted["port_xmit_data"])
+            known = None if units == 2**32 - 1 else units * 4
+            assert reader.read(wanted["name"]).sent_bytes == known
 
 
 def p5(tmp_path: Path) -> Host:
