@@ -9,6 +9,7 @@ from pdnode.errors import Problem
 from pdnode.topology.detect import INFINIBAND, NET, find_nic
 from pdnode.topology.host import Host, Nic
 from pdnode.topology.sysfs import Sysfs
+from pdnode.topology.usable import matches
 from pdnode.types import Role
 
 PINNING_PROVIDERS = ("verbs", "efa")
@@ -29,6 +30,8 @@ def _named(config: Config, host: Host) -> Iterator[tuple[str, str, Nic | None]]:
 def nic_problems(config: Config, host: Host, sysfs: Sysfs) -> Iterator[Problem]:
     """NICs that cannot work as they are: absent, down, without a device node or a GID."""
     for where, name, nic in _named(config, host):
+        if nic is not None and matches(nic, config.topology.deny):
+            yield Problem(where, f"{name} is denied by topology.deny")
         if config.fabric.provider not in PINNING_PROVIDERS:
             if nic is not None and nic.provider == "tcp" and nic.state == "DOWN":
                 yield Problem(where, f"interface {name} is down", device=True)

@@ -33,7 +33,9 @@ def detect(root: Path = LIVE) -> Host:
     online = read_online(sysfs, nodes)
     devices = read_devices(sysfs)
     locator = Locator(sysfs, nodes, online)
-    drivers = proc_gpus(sysfs) | (driver_gpus() if sysfs.live else {})
+    drivers = proc_gpus(sysfs)
+    if sysfs.live and not drivers:  # the library takes a second or more to start: last
+        drivers = driver_gpus()
     gpus = _gpus(devices, locator, drivers)
     nics = _rdma_nics(sysfs, devices, locator)
     nics += _net_nics(sysfs, devices, locator, taken=_functions(nics))

@@ -12,6 +12,7 @@ DEVICES = ("bus", "pci", "devices")
 NVIDIA, AMD, AMAZON = 0x10DE, 0x1002, 0x1D0F
 
 _ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?GT/s")
 
 # Base class and subclass. A plain VGA controller is a GPU only where NVIDIA made it: every server
@@ -70,7 +71,7 @@ def _location(sysfs: Sysfs, address: str) -> tuple[str, tuple[str, ...]]:
     parts = sysfs.link(*DEVICES, address)
     for index, part in enumerate(parts):
         # Below some controllers (VMD, Hyper-V) the root is deeper: the last one counts.
-        if part.startswith("pci") and not any(p.startswith("pci") for p in parts[index + 1 :]):
+        if _ROOT.fullmatch(part) and not any(map(_ROOT.fullmatch, parts[index + 1 :])):
             return part, tuple(p for p in parts[index + 1 : -1] if normal_address(p) == p)
     return "", ()
 

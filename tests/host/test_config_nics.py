@@ -14,6 +14,7 @@ from pdnode.config import (
     NicConfig,
     NodeConfig,
     PrefillConfig,
+    TopologyConfig,
 )
 from pdnode.confignics import memlock_problem, nic_problems, nic_warnings
 from pdnode.topology.detect import detect
@@ -76,6 +77,12 @@ def test_roce_needs_a_gid_of_version_2(tree: HostTree) -> None:
     ]
     tree.write(port / "gids/1", "0000:0000:0000:0000:0000:ffff:c000:0201")
     assert problems(tree, config("eth-mlx5_0")) == []
+
+
+def test_a_nic_that_is_both_named_and_denied(tree: HostTree) -> None:
+    tree.rdma("mlx5_0", tree.pci("1a:00.0", MELLANOX))
+    both = dataclasses.replace(config("mlx5_0"), topology=TopologyConfig(deny=("mlx5_*",)))
+    assert problems(tree, both) == ["fabric.nics[0].name: mlx5_0 is denied by topology.deny"]
 
 
 def test_an_interface_that_is_down(tree: HostTree) -> None:
