@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pdnode.topology.sysfs import Sysfs
+from pdnode.topology.sysfs import Sysfs, parse_integer
 
 CpuSet = frozenset[int]
 
@@ -76,9 +76,11 @@ def read_nodes(sysfs: Sysfs) -> tuple[NumaNode, ...]:
         number = name.removeprefix("node")
         if name.startswith("node") and number.isdecimal():
             cpus = read_cpulist(sysfs, *base, name, "cpulist")
-            distances = (sysfs.text(*base, name, "distance") or "").split()
-            known = tuple(map(int, distances)) if all(d.isdecimal() for d in distances) else ()
-            nodes.append(NumaNode(int(number), cpus or _mask(sysfs, *base, name, "cpumap"), known))
+            cpus = cpus or _mask(sysfs, *base, name, "cpumap")
+            texts = (sysfs.text(*base, name, "distance") or "").split()
+            known = [d for d in map(parse_integer, texts) if d is not None]
+            distances = tuple(known) if len(known) == len(texts) else ()
+            nodes.append(NumaNode(int(number), cpus, distances))
     return tuple(nodes)
 
 

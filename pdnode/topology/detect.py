@@ -23,7 +23,7 @@ INFINIBAND = ("class", "infiniband")
 NET = ("class", "net")
 MAX_GPUS = 256
 MAX_NICS = 1024
-_GBPS = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+_GBPS = re.compile(r"(\d{1,6}(?:\.\d{1,4})?) Gb/sec")
 
 
 def detect(root: Path = LIVE) -> Host:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from pdnode.topology.cpus import NO_CPUS, CpuSet, NumaNode, nearest_with_cpus, read_local_cpus
 from pdnode.topology.host import UNKNOWN_NODE, Place
-from pdnode.topology.sysfs import Sysfs
+from pdnode.topology.sysfs import Sysfs, parse_integer
 
 DEVICES = ("bus", "pci", "devices")
 NVIDIA, AMD, AMAZON = 0x10DE, 0x1002, 0x1D0F
 
 _ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_RATE = re.compile(r"(\d+(?:\.\d+)?) ?GT/s")
+_RATE = re.compile(r"(\d{1,4}(?:\.\d{1,4})?) ?GT/s")
 
 # Base class and subclass. A plain VGA controller is a GPU only where NVIDIA made it: every server
 # has one in its board controller, some of them from AMD.
@@ -49,7 +49,7 @@ def is_nic(class_code: int) -> bool:
 def link_gbps(speed: str | None, width: str | None) -> float | None:
     """One direction of a PCIe link: 32 GT/s x16 → 504.1. None for "Unknown" and zero."""
     match = _RATE.match(speed or "")
-    lanes = int(width) if width and width.isdecimal() else 0
+    lanes = parse_integer(width) or 0
     if match is None or not 0 < lanes <= 64:
         return None
     rate = float(match[1])

@@ -33,10 +33,7 @@ class Sysfs:
 
     def integer(self, *parts: str) -> int | None:
         """A decimal or 0x number; None for anything else, such as "N/A (no PMA)"."""
-        try:
-            return int(self.text(*parts) or "", 0)
-        except ValueError:
-            return None
+        return parse_integer(self.text(*parts))
 
     def names(self, *parts: str) -> list[str]:
         """Entries of a folder in natural order; none if it cannot be read."""
@@ -55,6 +52,13 @@ class Sysfs:
             return Path(os.readlink(self.root.joinpath(*parts))).parts
         except OSError:
             return ()
+
+
+def parse_integer(text: str | None) -> int | None:
+    try:
+        return int(text or "", 16 if (text or "").startswith("0x") else 10)
+    except ValueError:
+        return None
 
 
 def read_text(path: Path) -> str | None:

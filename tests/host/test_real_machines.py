@@ -163,22 +163,23 @@ def _check_real_counters(host: Host, answer: dict[str, Any], sysfs: Sysfs) -> No
             assert reader.read(wanted["name"]).sent_bytes == known
 
 
-def p5(tmp_path: Path) -> Host:
-    return detect(tree_from_hwloc(OWN / "hwloc_xml" / "aws-p5.48xl.xml", tmp_path))
+@pytest.fixture(scope="module")
+def p5(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    xml = OWN / "hwloc_xml" / "aws-p5.48xl.xml"
+    return detect(tree_from_hwloc(xml, tmp_path_factory.mktemp("p5")))
 
 
-def test_a_topology_file_of_another_machine_is_noticed_and_not_believed(tmp_path: Path) -> None:
-    host = p5(tmp_path)
+def test_a_topology_file_of_another_machine_is_noticed_and_not_believed(p5: Host) -> None:
     file = read_topology_file(OWN / "nccl_xml" / "aws-p5.48xl-2026-handmade.xml")
-    merged = override(host, file)
-    assert (merged.gpus, merged.nics) == (host.gpus, host.nics)
+    merged = override(p5, file)
+    assert (merged.gpus, merged.nics) == (p5.gpus, p5.nics)
     (problem,) = merged.problems
     assert "does not describe this machine" in problem
     assert "0000:4f:00.0 is a NIC here, a GPU in the file" in problem
 
 
-def test_one_gpu_of_p5_drives_the_four_nics_of_its_switch(tmp_path: Path) -> None:
-    placement = place(p5(tmp_path), Policy())
+def test_one_gpu_of_p5_drives_the_four_nics_of_its_switch(p5: Host) -> None:
+    placement = place(p5, Policy())
     assert [nic.name for nic in placement.gpus[0].nics] == [
         "rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0",
     ]  # fmt: skip

@@ -1,5 +1,7 @@
 """What real firmware, kernels and clouds do to a tree, each on a host made of a few files."""
 
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,10 @@ from pdnode.topology.cpus import format_cpulist, parse_cpulist, parse_cpumask
 from pdnode.topology.detect import detect, find_nic
 from pdnode.topology.pci import link_gbps, normal_address
 from pdnode.topology.place import Placement, place
+from pdnode.topology.report import as_json, as_lines
 from pdnode.topology.usable import Policy
-from tests.support.host_tree import EFA, GPU, MELLANOX, HostTree
+from tests.support.host_tree import EFA, GPU, MELLANOX, HostTree, tree_from_hwloc
+from tests.support.topology_data import OWN
 
 SWITCH = ("15:01.0", "16:00.0")
 NDR, EDR = "400 Gb/sec (4X NDR)", "100 Gb/sec (4X EDR)"
@@ -338,3 +342,36 @@ def test_board_graphics_are_no_gpus(tree: HostTree) -> None:
     tree.pci("06:00.0", ("0x030000", "0x10de"))
     tree.pci("07:00.0", ("0x120000", "0x1002"))
     assert [gpu.place.pci for gpu in detect(tree.root).gpus] == ["0000:06:00.0", "0000:07:00.0"]
+
+
+JUNK = (
+    b"",
+    b"-1",
+    b"9" * 6000,
+    b"\xff\xfe",
+    b"0-99999999",
+    b"x",
+    b"4: DOWN",
+    b"0 Gb/sec",
+    b"1,2,,3-",
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tree_full_of_junk_is_still_placed(tmp_path: Path, seed: int) -> None:
+    """A third of the files of a real machine is gone, unreadable or says something else."""
+    root = tree_from_hwloc(OWN / "hwloc_xml" / "aws-p4d.24xl.xml", tmp_path)
+    chance = random.Random(seed)
+    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    for path in chance.sample(files, len(files) // 3):
+        what = chance.choice((*JUNK, None))
+        if what is None:
+            path.unlink()
+            path.mkdir()
+        else:
+            path.write_bytes(what)
+    placement = place(detect(root), Policy())
+    assert json.loads(json.dumps(as_json(placement), allow_nan=False))["gpus"]
+    assert len(list(as_lines(placement))) > len(placement.gpus)
+    if any(verdict.usable for verdict in placement.nics):
+        assert all(at.nics for at in placement.gpus)
