@@ -106,7 +106,7 @@ def check_threads(host: Host, placement: Placement) -> None:
     assert len(set(cores)) == len(cores)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(hosts())
 def test_every_placement_holds_the_rules(host: Host) -> None:
     placement = place(host, Policy())
@@ -119,7 +119,7 @@ def test_every_placement_holds_the_rules(host: Host) -> None:
     assert all(verdict.reason for verdict in placement.nics)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(
         st.integers(0, 40).map(str),
