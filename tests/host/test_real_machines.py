@@ -24,7 +24,6 @@ from tests.support.topology_data import (
     unpack,
 )
 
-
 pytestmark = pytest.mark.timeout(300)  # thousands of small files on a machine that may be busy
 
 
