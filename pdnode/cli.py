@@ -77,32 +77,41 @@ def _serve(args: argparse.Namespace) -> int:
 def _check_config(args: argparse.Namespace) -> int:
     path = _config_path(args)
     problems: list[Problem] = []
+    warnings: list[Problem] = []
     settings: tuple[Setting, ...] = ()
     try:
         loaded = load_settings(path, allow_test_provider=args.allow_test_provider)
         settings = loaded.settings
         if args.host:
-            from pdnode.confighost import check_host
+            from pdnode.confighost import check_host, host_warnings
 
             problems = check_host(loaded.config)
+            warnings = host_warnings(loaded.config)
     except ConfigError as error:
         problems = error.problems
     if args.json:
-        _print_check(problems, settings if args.print_effective else None)
+        _print_check(problems, warnings, settings if args.print_effective else None)
     else:
         for setting in settings if args.print_effective else ():
             print(f"{setting.where} = {setting.value}  # {setting.origin}")
         for problem in problems:
             _say(str(problem))
+        for warning in warnings:
+            _say(f"warning: {warning}")
         if not problems:
             _say(f"{path}: valid")
     return _exit_code(problems) if problems else Exit.OK
 
 
-def _print_check(problems: Sequence[Problem], settings: Sequence[Setting] | None) -> None:
+def _print_check(
+    problems: Sequence[Problem],
+    warnings: Sequence[Problem],
+    settings: Sequence[Setting] | None,
+) -> None:
     out: dict[str, object] = {
         "valid": not problems,
         "problems": [{"where": problem.where, "text": problem.text} for problem in problems],
+        "warnings": [{"where": warning.where, "text": warning.text} for warning in warnings],
     }
     if settings is not None:
         out["settings"] = [
@@ -251,6 +260,40 @@ def _version(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
+def _topology(args: argparse.Namespace) -> int:
+    """A topology file without --sysfs stands alone: it may be that of another machine."""
+    from pdnode.topology.detect import detect
+    from pdnode.topology.ncclxml import override, read_topology_file
+    from pdnode.topology.place import place
+    from pdnode.topology.report import as_json, as_lines
+    from pdnode.topology.sysfs import LIVE
+    from pdnode.topology.usable import Policy
+
+    policy = Policy()
+    path = Path(args.topology_file) if args.topology_file else None
+    sysfs = Path(args.sysfs) if args.sysfs else None
+    if args.config:
+        config = load_settings(Path(args.config)).config
+        wanted = config.topology
+        policy = Policy(wanted.allow, wanted.deny, config.fabric.provider)
+        sysfs = sysfs or LIVE
+        path = path or (Path(wanted.file) if wanted.file else None)
+    if sysfs is not None and not sysfs.is_dir():
+        raise ConfigError([Problem("--sysfs", f"{sysfs} is not a directory")])
+    file = read_topology_file(path) if path is not None else None
+    if sysfs is None and file is not None:
+        host = file
+    else:
+        host = detect(sysfs or LIVE)
+        host = override(host, file) if file is not None else host
+    placement = place(host, policy)
+    if args.json:
+        print(json.dumps(as_json(placement)))
+    else:
+        print("\n".join(as_lines(placement)))
+    return Exit.OK
+
+
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -304,6 +347,20 @@ def _bench_parser(parser: argparse.ArgumentParser) -> None:
     _add_json(serve)
 
 
+def _topology_parser(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_topology)
+    parser.add_argument(
+        "--config", metavar="FILE", help="take provider and [topology] from it; default: neither"
+    )
+    parser.add_argument("--sysfs", metavar="DIR", help="laid out as /sys is; default: /sys")
+    parser.add_argument(
+        "--topology-file",
+        metavar="XML",
+        help="in NCCL's form; alone it describes the whole host, with --sysfs only what is near",
+    )
+    _add_json(parser)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pdnode", description="LLM serving with prefill and decode split")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
@@ -342,6 +399,13 @@ def _parser() -> argparse.ArgumentParser:
     _model_parser(commands.add_parser("model", help="demo models", description="Demo models."))
 
     _bench_parser(commands.add_parser("bench", help="measure a node", description="Measure."))
+    _topology_parser(
+        commands.add_parser(
+            "topology",
+            help="GPUs, NICs, NUMA nodes of this host",
+            description="Show which NICs and CPUs are near to which GPU, and why each was chosen.",
+        )
+    )
 
     version = commands.add_parser("version", help="versions", description="Show versions.")
     version.set_defaults(run=_version)

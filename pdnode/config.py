@@ -70,6 +70,14 @@ class FabricConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TopologyConfig:
+    allow: tuple[str, ...] = ()  # patterns of NICs; empty: all
+    deny: tuple[str, ...] = ()
+    file: str = ""  # absolute path of a topology file; "": none
+    pin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     host: str = "127.0.0.1"
     port: int = 8000
@@ -114,6 +122,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     kv: KvConfig = field(default_factory=KvConfig)
     fabric: FabricConfig = field(default_factory=FabricConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
     peer: PeerConfig = field(default_factory=PeerConfig)
     prefill: tuple[PrefillConfig, ...] = ()

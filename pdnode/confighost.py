@@ -6,7 +6,6 @@ Imports no torch and opens no device; everything that is looked at is let go aga
 import dataclasses
 import errno
 import os
-import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,18 @@ from pathlib import Path
 import psutil
 
 from pdnode.config import Config, NicConfig
-from pdnode.configkinds import HostPort, format_size
+from pdnode.configkinds import HostPort
+from pdnode.confignics import memlock_problem, nic_problems, nic_warnings
 from pdnode.configparse import complete_nic
 from pdnode.configrules import NIC_RULES, broken, listeners
 from pdnode.errors import ConfigError, DeviceMissing, Problem
 from pdnode.fabric.library import find_library
+from pdnode.topology.detect import detect
+from pdnode.topology.ncclxml import override, read_topology_file
+from pdnode.topology.sysfs import Sysfs
 from pdnode.types import Role
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
-_PINNING_PROVIDERS = ("verbs", "efa")
 
 
 def _interfaces_of(name: str) -> list[str]:
@@ -105,23 +107,6 @@ def _bind_text(address: HostPort, error: OSError) -> str:
     return f"{address.host}:{address.port} cannot be bound: {error.strerror}"
 
 
-def _memlock_problem(config: Config) -> Problem | None:
-    """Registering memory with an RDMA NIC pins it, which RLIMIT_MEMLOCK bounds."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if config.fabric.provider not in _PINNING_PROVIDERS or limit == resource.RLIM_INFINITY:
-        return None
-    need = config.kv.pool_bytes
-    if need and limit >= need:
-        return None
-    wanted = format_size(need) if need else "unlimited (kv.pool_bytes is auto)"
-    return Problem(
-        "fabric.provider",
-        f"locked memory is limited to {format_size(limit)}, {wanted} is needed; raise it with "
-        "LimitMEMLOCK= or ulimit -l",
-        device=True,
-    )
-
-
 def _fabric_problem(config: Config) -> Problem | None:
     """Load libfabric and ask it for the provider, without opening a NIC."""
     fabric = config.fabric
@@ -168,5 +153,24 @@ def check_host(config: Config) -> list[Problem]:
         if nic.address:
             wanted.append((f"fabric.nics[{index}].address", HostPort(nic.address, 0)))
     found = [_port_problem(where, address) for where, address in wanted]
-    found += [_admin_problem(config), _memlock_problem(config), _fabric_problem(config)]
-    return problems + [problem for problem in found if problem is not None]
+    found += [_admin_problem(config), memlock_problem(config), _fabric_problem(config)]
+    problems += [problem for problem in found if problem is not None]
+    return problems + list(nic_problems(config, detect(), Sysfs())) + _topology_problems(config)
+
+
+def _topology_problems(config: Config) -> list[Problem]:
+    if config.topology.file:
+        try:
+            read_topology_file(Path(config.topology.file))
+        except ConfigError as error:
+            return [dataclasses.replace(p, where="topology.file") for p in error.problems]
+    return []
+
+
+def host_warnings(config: Config) -> list[Problem]:
+    """What works but costs speed, and what is odd about the host; nothing of it stops a node."""
+    host = detect()
+    if config.topology.file and not _topology_problems(config):
+        host = override(host, read_topology_file(Path(config.topology.file)))
+    odd = [Problem("topology", text) for text in host.problems]
+    return odd + list(nic_warnings(config, host, Sysfs()))

@@ -43,8 +43,8 @@ def shown(raw: object) -> str:
         return f'"{raw}"' if len(raw) <= 80 else f'"{raw[:80]}…"'
     if isinstance(raw, int | float):
         return repr(raw) if not isinstance(raw, int) or abs(raw) < 10**20 else "a huge number"
-    if isinstance(raw, list):
-        return "an array"
+    if isinstance(raw, list | tuple):
+        return f"[{', '.join(map(shown, raw))}]" if len(raw) <= 8 else "an array"
     return "a table" if isinstance(raw, dict) else "a date or time"
 
 
@@ -103,6 +103,25 @@ class Text:
         if not isinstance(raw, str) or len(raw) > self.most or not re.fullmatch(self.pattern, raw):
             raise _wrong(self, raw)
         return raw
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """An array of at most `most` patterns for names, read as a tuple."""
+
+    most: int = 64
+
+    @property
+    def allowed(self) -> str:
+        return f"an array of at most {self.most} names, with * and ?"
+
+    def read(self, raw: object) -> object:
+        if not isinstance(raw, list | tuple) or len(raw) > self.most:
+            raise _wrong(self, raw)
+        for name in raw:
+            if not isinstance(name, str) or not re.fullmatch(r"[\w.:*?\-]{1,64}", name, re.ASCII):
+                raise _wrong(self, name)
+        return tuple(raw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pdnode.configkinds import (
     Integer,
     IpAddress,
     Kind,
+    Names,
     Number,
     Size,
     Text,
@@ -35,7 +36,7 @@ TEST_PROVIDER = "tcp-rdm"
 class Key:
     name: str
     kind: Kind
-    default: str | int | float | bool | None  # None: must be given; "": not set
+    default: str | int | float | bool | tuple[str, ...] | None  # None: must be given; "": not set
     doc: str
     reload: bool = False
     sample: str = ""  # shown in the example where the default is not set
@@ -263,6 +264,35 @@ NIC = Table(
     most=MAX_NICS,
 )
 
+TOPOLOGY = Table(
+    "topology",
+    "Which NICs and CPUs are near to what. `pdnode topology` shows what was found.",
+    (
+        Key(
+            "allow",
+            Names(),
+            (),
+            "Use only these NICs: device names, interfaces or PCI addresses, with * and ?. Empty: "
+            "all that are up, of the fabric, and no management ports.",
+        ),
+        Key("deny", Names(), (), "Never use these NICs; outranks allow."),
+        Key(
+            "file",
+            AbsolutePath(("",)),
+            "",
+            "Topology file in NCCL's XML, where /sys does not show what is near. Not set: /sys.",
+            sample="/etc/pdnode/topology.xml",
+        ),
+        Key(
+            "pin",
+            Flag(),
+            False,
+            "Keep the transfer thread on one CPU near the NICs, and the worker on other cores of "
+            "that node. Not for two nodes on one host.",
+        ),
+    ),
+)
+
 API = Table(
     "api",
     "The HTTP listener: OpenAI routes, probes, metrics. It has no authentication.",
@@ -364,5 +394,5 @@ METRICS = Table(
     ),
 )
 
-TABLES = (NODE, MODEL, ENGINE, KV, FABRIC, NIC, API, PEER, PREFILL, METRICS)
+TABLES = (NODE, MODEL, ENGINE, KV, FABRIC, NIC, TOPOLOGY, API, PEER, PREFILL, METRICS)
 """In the order of the file."""

@@ -31,9 +31,13 @@ def dtypes(config: Config) -> tuple[str, str]:
 
 
 async def start_engine(
-    config: Config, wake_fds: Sequence[int], on_loading: Callable[[Loading], None]
+    config: Config,
+    wake_fds: Sequence[int],
+    on_loading: Callable[[Loading], None],
+    *,
+    cpus: Sequence[int] = (),
 ) -> Engine:
-    """EngineDied if the worker cannot load the model."""
+    """The worker runs on `cpus`, if any are named. EngineDied if it cannot load the model."""
     engine = config.engine
     scheduler = Scheduler(
         page_tokens=page_tokens(config),
@@ -50,6 +54,7 @@ async def start_engine(
         pool_bytes=config.kv.pool_bytes,
         threads=engine.threads,
         max_batch_tokens=scheduler.max_pass_tokens,
+        cpus=tuple(cpus),
     )
     worker = await Worker.start(
         init, wake_fds=wake_fds, on_loading=on_loading, timeout_s=engine.start_timeout_s

@@ -26,6 +26,7 @@ from pdnode.core.wire import PROTOCOL_MAX, PROTOCOL_MIN, Hello
 from pdnode.daemon.engine import Engine, start_engine
 from pdnode.daemon.figures import Figures
 from pdnode.daemon.peering import Peering
+from pdnode.daemon.placement import choose_threads
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.transfer import Transfer, open_transfer
 from pdnode.engine.protocol import Loading
@@ -145,15 +146,16 @@ class Node:
         """Transfer core, worker, messenger: everything that stands on the model."""
         config = self._config
         model_print = await asyncio.to_thread(fingerprint, config.model.path)
+        threads = await asyncio.to_thread(choose_threads, config)
         wake_fds = []
         if config.node.role is not Role.COLOCATED:
             self._service.loading = "opening the NICs"
-            transfer = await asyncio.to_thread(open_transfer, config)
+            transfer = await asyncio.to_thread(open_transfer, config, cpu=threads.progress)
             self._transfer = transfer
             stack.callback(transfer.engine.close)
             transfer.engine.start(asyncio.get_running_loop())
             wake_fds = [transfer.wake_fd]
-        engine = await start_engine(config, wake_fds, self._on_loading)
+        engine = await start_engine(config, wake_fds, self._on_loading, cpus=threads.worker)
         stack.push_async_callback(engine.worker.close)
         self._engine = engine
         self._figures.pool = engine.gate.pool

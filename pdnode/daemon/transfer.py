@@ -35,14 +35,15 @@ class Transfer:
         return SourceRegion(region, self.fabric.add_counter(worker.counter_fd))
 
 
-def open_transfer(config: Config) -> Transfer:
-    """Blocks for the self-test of every NIC. DeviceMissing in words if a part is not there."""
+def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:
+    """Blocks for the self-test of every NIC; its thread runs on `cpu` if ≥ 0. DeviceMissing in
+    words if a part is not there."""
     fabric_config = config.fabric
     nics = fabric_config.nics
     try:
         library = find_library(fabric_config.library, fabric_config.provider)
         fabric = Fabric(str(library), fabric_config.provider, fabric_config.poll)
-        group = fabric.add_group([(nic.name, nic.address) for nic in nics])
+        group = fabric.add_group([(nic.name, nic.address) for nic in nics], cpu)
         addresses = tuple(
             NicAddress(number, nic.name, _endpoint(fabric, number, nic, config))
             for number, nic in enumerate(nics)

@@ -72,13 +72,15 @@ class Worker:
         """Start a process and wait until its model is loaded.
 
         `wake_fds`: eventfds of the transfer core's threads, which raising a layer wakes; they stay
-        open here. `init.threads` 0: `default_threads`. Must be called on the main thread: the
-        kernel kills the worker when the *thread* that started it ends. The start itself blocks the
-        loop for some milliseconds. EngineDied if the process ends or `timeout_s` passes first.
+        open here. `init.threads` 0: one per CPU of `init.cpus`, else `default_threads`. Must be
+        called on the main thread: the kernel kills the worker when the *thread* that started it
+        ends. The start itself blocks the loop for some milliseconds. EngineDied if the process ends
+        or `timeout_s` passes first.
         """
         assert threading.current_thread() is threading.main_thread()
         if not init.threads:
-            init = msgspec.structs.replace(init, threads=default_threads())
+            threads = len(init.cpus) or default_threads()
+            init = msgspec.structs.replace(init, threads=threads)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             environment = os.environ | _SPINNING_OFF | {"OMP_NUM_THREADS": str(init.threads)}

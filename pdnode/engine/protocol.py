@@ -25,6 +25,7 @@ class Init(Frame, frozen=True, tag="init"):
     threads: int
     max_batch_tokens: int
     dtype: str = ""  # of the weights; empty: as kv_dtype
+    cpus: tuple[int, ...] = ()  # that the worker keeps to; empty: all of the daemon's
 
 
 class Ready(Frame, frozen=True, tag="ready"):

@@ -110,6 +110,8 @@ def choose_pages(init: Init, one_page: KvGeometry) -> int:
 def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
     """Load the model, run a warm-up pass, allocate region and counter page."""
     began = time.perf_counter()
+    if init.cpus:  # before the first parallel section: its threads inherit this
+        os.sched_setaffinity(0, init.cpus)
     torch.set_num_threads(max(1, init.threads))
     torch.set_num_interop_threads(1)
     path = Path(init.model_path)

@@ -318,3 +318,15 @@ async def test_the_real_model_in_a_worker() -> None:
     assert tokens[len(case.prompt) :] == case.tokens[:6]
     assert counter_value(worker) == 6 * 30
     await worker.close()
+
+
+async def test_it_keeps_to_the_cpus_it_is_given(tiny: Path) -> None:
+    """All its threads, those of the first parallel section included."""
+    cpu = min(os.sched_getaffinity(0))
+    init = msgspec.structs.replace(init_for(tiny), threads=0, cpus=(cpu,))
+    worker = await Worker.start(init, timeout_s=60)
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{worker.pid}/task")]
+        assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset({cpu})}
+    finally:
+        await worker.close()

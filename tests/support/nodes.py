@@ -48,6 +48,7 @@ class NodeSpec:
     kv: Mapping[str, object] = field(default_factory=dict)
     peer: Mapping[str, object] = field(default_factory=dict)
     node: Mapping[str, object] = field(default_factory=dict)
+    topology: Mapping[str, object] = field(default_factory=dict)
     provider: str = "tcp"
     ports: list[int] = field(default_factory=lambda: free_ports(3))
 
@@ -76,6 +77,7 @@ class NodeSpec:
             ("[engine]", {"threads": 1, "dtype": "float32", **self.engine}),
             ("[kv]", {"pool_bytes": "256MiB", "page_tokens": 16, **self.kv}),
             ("[fabric]", {"provider": self.provider, "port": self.ports[2]}),
+            ("[topology]", self.topology),
             ("[api]", {"listen": f"127.0.0.1:{self.ports[0]}"}),
             ("[peer]", {"listen": f"127.0.0.1:{self.ports[1]}", **self.peer}),
         ]

@@ -20,6 +20,7 @@ from pdnode.config import (
     PeerConfig,
 )
 from pdnode.confighost import check_host, resolve_nics
+from pdnode.confignics import memlock_problem
 from pdnode.errors import ConfigError, DeviceMissing, Problem
 from pdnode.types import Role
 
@@ -151,7 +152,7 @@ def test_locked_memory(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     config = dataclasses.replace(config, kv=KvConfig(pool_bytes=pool_bytes))
-    problem = confighost._memlock_problem(with_nics(config, *config.fabric.nics, provider=provider))
+    problem = memlock_problem(with_nics(config, *config.fabric.nics, provider=provider))
     if found is None:
         assert problem is None
     else:
@@ -172,7 +173,8 @@ def test_provider_that_this_host_has_not(config: Config, monkeypatch: pytest.Mon
     """Refused by name, never replaced by tcp."""
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
-    (problem,) = check_host(with_nics(config, *config.fabric.nics, provider="efa"))
+    problem, nic_problem = check_host(with_nics(config, *config.fabric.nics, provider="efa"))
+    assert nic_problem.text.startswith('"lo" is no RDMA device of this host')
     assert (problem.where, problem.device) == ("fabric.provider", True)
     assert problem.text.startswith("provider 'efa' is not available in ")
 

@@ -1,0 +1,1 @@
+"""What this host has: GPUs, NICs, NUMA nodes, and which of them belong together. No torch."""
