@@ -30,7 +30,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of all parts: frozen, by keyword, without references that could form a cycle."""
 
 
-class Node(Record):
+class Node(Record, frozen=True, kw_only=True):
     """Who this is."""
 
     id: str
@@ -46,7 +46,7 @@ class Node(Record):
     libfabric: str | None = None
 
 
-class Model(Record):
+class Model(Record, frozen=True, kw_only=True):
     """What is served."""
 
     name: str
@@ -57,7 +57,7 @@ class Model(Record):
     kv_bytes_per_token: int | None = None
 
 
-class Queue(Record):
+class Queue(Record, frozen=True, kw_only=True):
     """A bounded queue, or another number of entries with a limit."""
 
     name: str  # waiting | kv-wait | running | kv-drain | prefill
@@ -66,7 +66,7 @@ class Queue(Record):
     limit: int | None = None
 
 
-class Pages(Record):
+class Pages(Record, frozen=True, kw_only=True):
     """KV pages by state; the five states sum to `total`."""
 
     total: int
@@ -79,7 +79,7 @@ class Pages(Record):
     quarantined_limit: int | None = None
 
 
-class Transfer(Record):
+class Transfer(Record, frozen=True, kw_only=True):
     """A KV transfer that is not over."""
 
     request_id: str
@@ -96,7 +96,7 @@ class Transfer(Record):
     bytes_per_s: float | None = None
 
 
-class Request(Record):
+class Request(Record, frozen=True, kw_only=True):
     """A request that is not over, on the node that took it."""
 
     request_id: str
@@ -107,7 +107,7 @@ class Request(Record):
     peer: str | None = None  # who computes or computed the prompt; None: not decided, or local
 
 
-class LayerMark(Record):
+class LayerMark(Record, frozen=True, kw_only=True):
     """One layer of one transfer, in µs from the transfer's start; the last chunk's where several.
 
     raised: the worker finished the layer. posted: its first write went out. done: all came back.
@@ -119,7 +119,7 @@ class LayerMark(Record):
     done_us: int | None = None
 
 
-class Phases(Record):
+class Phases(Record, frozen=True, kw_only=True):
     """Where the time to first token went; the five sum to `ttft_s`. On the requester's clock."""
 
     admit_s: float | None = None
@@ -130,7 +130,7 @@ class Phases(Record):
     ttft_s: float | None = None
 
 
-class SlowTransfer(Record):
+class SlowTransfer(Record, frozen=True, kw_only=True):
     """The last transfer that took far longer than the median, with what each layer did."""
 
     request_id: str
@@ -145,7 +145,7 @@ class SlowTransfer(Record):
     layers: tuple[LayerMark, ...] = ()
 
 
-class Quantiles(Record):
+class Quantiles(Record, frozen=True, kw_only=True):
     """Of the last 60 s; None where nothing ended."""
 
     count: int
@@ -153,7 +153,7 @@ class Quantiles(Record):
     p99_s: float | None = None
 
 
-class Latency(Record):
+class Latency(Record, frozen=True, kw_only=True):
     """TTFT with its phases, and ITL, of requests that this node took in the last 60 s."""
 
     ttft: Quantiles
@@ -166,7 +166,7 @@ class Latency(Record):
     total: Quantiles | None = None
 
 
-class Summary(Record):
+class Summary(Record, frozen=True, kw_only=True):
     """What ended in the last `window_s` (60, less after a start)."""
 
     window_s: float
@@ -182,7 +182,7 @@ class Summary(Record):
     prompt_tokens_per_s: float | None = None
 
 
-class NicErrors(Record):
+class NicErrors(Record, frozen=True, kw_only=True):
     """One kind of error of a NIC."""
 
     kind: str
@@ -190,7 +190,7 @@ class NicErrors(Record):
     per_s: float | None = None
 
 
-class NicPeer(Record):
+class NicPeer(Record, frozen=True, kw_only=True):
     """One peer's share of a NIC."""
 
     peer: str
@@ -198,7 +198,7 @@ class NicPeer(Record):
     tx_bytes_per_s: float | None = None
 
 
-class Nic(Record):
+class Nic(Record, frozen=True, kw_only=True):
     """A NIC in use. Peaks are the highest of one second since start."""
 
     name: str
@@ -219,7 +219,7 @@ class Nic(Record):
     counters: str | None = None  # where the rates come from: kernel | fabric
 
 
-class Rail(Record):
+class Rail(Record, frozen=True, kw_only=True):
     """A NIC that a GPU (or the host's memory) uses, and why that one."""
 
     nic: str
@@ -227,7 +227,7 @@ class Rail(Record):
     why: str | None = None
 
 
-class Gpu(Record):
+class Gpu(Record, frozen=True, kw_only=True):
     """A GPU with its rails."""
 
     index: int
@@ -238,7 +238,7 @@ class Gpu(Record):
     rails: tuple[Rail, ...] = ()
 
 
-class Numa(Record):
+class Numa(Record, frozen=True, kw_only=True):
     """A NUMA node of the host."""
 
     index: int
@@ -247,7 +247,7 @@ class Numa(Record):
     nics: tuple[str, ...] = ()
 
 
-class Topology(Record):
+class Topology(Record, frozen=True, kw_only=True):
     """What is known of the host."""
 
     numa: tuple[Numa, ...] = ()
@@ -255,7 +255,7 @@ class Topology(Record):
     rails: tuple[Rail, ...] = ()  # of the host's memory, where there is no GPU
 
 
-class Peer(Record):
+class Peer(Record, frozen=True, kw_only=True):
     """A configured or connected peer."""
 
     name: str
@@ -274,7 +274,7 @@ class Peer(Record):
     last_error: str = ""
 
 
-class Warning(Record):
+class Warning(Record, frozen=True, kw_only=True):
     """A condition that lasts. docs/operations.md explains every code."""
 
     code: str  # W204
@@ -285,7 +285,7 @@ class Warning(Record):
     subjects: tuple[str, ...] = ()  # names of the peers, NICs and requests whose rows explain it
 
 
-class Event(Record):
+class Event(Record, frozen=True, kw_only=True):
     """Something that happened; also the data of one SSE event, whose id is `cursor`."""
 
     cursor: int  # rises by one per event, per boot
@@ -295,21 +295,21 @@ class Event(Record):
     text: str  # with its fields
 
 
-class Action(Record):
+class Action(Record, frozen=True, kw_only=True):
     """`POST /admin/v1/<name>`. `refused` says why it would be refused now."""
 
     name: str  # drain | undrain | cancel | …
     refused: str | None = None
 
 
-class ActionAnswer(Record):
+class ActionAnswer(Record, frozen=True, kw_only=True):
     """What the daemon says to an action."""
 
     done: bool
     text: str
 
 
-class Pending(Record):
+class Pending(Record, frozen=True, kw_only=True):
     """What a drain would wait for."""
 
     requests: int
@@ -317,7 +317,7 @@ class Pending(Record):
     oldest_s: float | None = None
 
 
-class Snapshot(Record):
+class Snapshot(Record, frozen=True, kw_only=True):
     """The document."""
 
     protocol: int
