@@ -324,7 +324,7 @@ class NodeService:
 
     def _on_end(self, flight: Flight) -> None:
         self._flights.discard(flight)
-        self._records.requests.append(flight.record())
+        self._records.add_request(flight.record())
 
 
 def _takes(session: PeerSession, tokens: int) -> bool:

@@ -421,7 +421,7 @@ class PushMessenger:
         self.figures.bytes[node] = self.figures.bytes.get(node, 0) + size_bytes
         if work.outcome == "drained":
             self.figures.drained += 1
-        self._records.transfers.append(self._record(work))
+        self._records.add_transfer(self._record(work))
         if work.pages:
             self._gate.release(work.pages)
 

@@ -46,7 +46,7 @@ def _code(record: logging.LogRecord) -> str:
     return code if isinstance(code, str) else ""
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Field]:
+def event_fields(record: logging.LogRecord) -> dict[str, Field]:
     fields = getattr(record, "fields", None)
     given = fields.items() if isinstance(fields, Mapping) else ()
     return {
@@ -83,7 +83,7 @@ def _trace(record: logging.LogRecord) -> str:
 
 def _pairs(record: logging.LogRecord) -> list[str]:
     shown = [
-        f"{key}={quoted(value)}" for key, value in _fields(record).items() if value is not None
+        f"{key}={quoted(value)}" for key, value in event_fields(record).items() if value is not None
     ]
     if trace := _trace(record):
         shown.append("trace=" + json.dumps(trace))
@@ -120,7 +120,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "msg": _cut(record.getMessage(), MAX_VALUE_CHARS),
         }
-        for key, value in _fields(record).items():
+        for key, value in event_fields(record).items():
             out[key] = _cut(value, MAX_VALUE_CHARS) if isinstance(value, str) else value
         if trace := _trace(record):
             out["trace"] = trace
@@ -136,7 +136,7 @@ class TerminalFormatter(logging.Formatter):
         text = record.getMessage()
         text = text if text.isprintable() else quoted(text)
         fields = " ".join(
-            f"\x1b[2m{key}=\x1b[0m{quoted(value)}" for key, value in _fields(record).items()
+            f"\x1b[2m{key}=\x1b[0m{quoted(value)}" for key, value in event_fields(record).items()
         )
         name = _code(record) or record.name
         line = f"{clock} \x1b[{colour}m{record.levelname.lower():<8}\x1b[0m{name:<6} {text}"

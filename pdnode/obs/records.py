@@ -1,6 +1,7 @@
 """What finished transfers and requests leave behind: bounded rings, read by admin API and demo."""
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -61,8 +62,20 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
 
 class Records:
-    """The last `RING` of each kind, oldest first."""
+    """The last `RING` of each kind, oldest first. What is added goes to the listeners as well."""
 
     def __init__(self) -> None:
         self.transfers: deque[TransferRecord] = deque(maxlen=RING)
         self.requests: deque[RequestRecord] = deque(maxlen=RING)
+        self.on_transfer: list[Callable[[TransferRecord], None]] = []
+        self.on_request: list[Callable[[RequestRecord], None]] = []
+
+    def add_transfer(self, record: TransferRecord) -> None:
+        self.transfers.append(record)
+        for listener in self.on_transfer:
+            listener(record)
+
+    def add_request(self, record: RequestRecord) -> None:
+        self.requests.append(record)
+        for listener in self.on_request:
+            listener(record)
