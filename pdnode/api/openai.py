@@ -32,6 +32,7 @@ from pdnode.api.text import Assembler, Echo
 from pdnode.core.request import Request
 from pdnode.errors import BadRequest, NotFound, Unavailable
 from pdnode.obs.metrics import Metrics
+from pdnode.obs.trace import checked_traceparent
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 _SEED_MASK = (1 << 63) - 1
@@ -216,6 +217,7 @@ class OpenAiRoutes:
             presence_penalty=asked.sampling.presence_penalty,
             frequency_penalty=asked.sampling.frequency_penalty,
             repetition_penalty=asked.sampling.repetition_penalty,
+            traceparent=checked_traceparent(http.headers.get("traceparent", "")),
         )
 
     async def _answer(

@@ -26,6 +26,7 @@ class Request:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    traceparent: str = ""  # W3C trace context of the client, checked; "": it gave none
 
 
 class Score(NamedTuple):

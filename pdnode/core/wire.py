@@ -173,6 +173,7 @@ class Dispatch(Message, frozen=True, tag="dispatch"):
     deadline_s: Seconds  # without progress for so long, the decode node gives up
     priority: int
     verify: str = "off"
+    traceparent: Annotated[str, Meta(max_length=64)] = ""  # W3C, of the client, for both logs
 
 
 class Accepted(Message, frozen=True, tag="accepted"):

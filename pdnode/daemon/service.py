@@ -20,7 +20,10 @@ from pdnode.errors import BadRequest, Cause, PrefillLost, QueueFull, Stalled, Un
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.pull import Outcome, PullMessenger
 from pdnode.messenger.session import PeerSession
+from pdnode.obs.log import event
 from pdnode.obs.records import Records
+from pdnode.obs.trace import trace_id
+from pdnode.obs.warnings import REGISTRY, Condition
 from pdnode.types import NodeId, Role, Run, SessionId, WhenNoPrefill
 
 _log = logging.getLogger(__name__)
@@ -54,7 +57,7 @@ class NodeService:
         self._model_name = model_name
         self._context_tokens = context_tokens
         self._vocabulary = vocabulary
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._records = records
         self._clock = clock
         self._gate: PageGate | None = None
@@ -65,6 +68,8 @@ class NodeService:
         self._turn = 0
         self._dead: str | None = None
         self.local_prefills: Counter[str] = Counter()  # on a decode node, by reason
+        self.rejected = 0  # because the queue was full
+        self.recomputed = 0  # prompts sent to another peer, or run here, after a failure
         self.draining = False
         self.loading = "starting"
 
@@ -109,17 +114,25 @@ class NodeService:
     def alive(self) -> bool:
         return self._dead is None
 
-    def not_ready(self) -> list[str]:
-        reasons = []
+    def conditions(self) -> list[Condition]:
+        """What the warnings registry asks of the service."""
+        found = []
         if self._dead is not None:
-            reasons.append(self._dead)
+            found.append(Condition("E101", self._dead))
         elif self.loading:
-            reasons.append(f"loading: {self.loading}")
-        elif self._refuses() and not self._usable():
-            reasons.append("no usable prefill peer, and when_no_prefill is refuse")
+            found.append(Condition("W101", f"loading: {self.loading}"))
+        elif self._role is Role.DECODE and not self._usable():
+            if self._policy is WhenNoPrefill.REFUSE:
+                text = "no usable prefill peer, and when_no_prefill is refuse"
+                found.append(Condition("W103", text))
+            else:
+                found.append(Condition("W104", "no usable prefill peer: prompts run here"))
         if self.draining:
-            reasons.append("draining")
-        return reasons
+            found.append(Condition("W102", "draining"))
+        return found
+
+    def not_ready(self) -> list[str]:
+        return [text for code, text, _ in self.conditions() if REGISTRY[code].affects_readiness]
 
     async def submit(self, request: Request) -> Flight:
         reasons = self.not_ready()
@@ -127,8 +140,9 @@ class NodeService:
             raise Unavailable(reasons[0])
         assert self._gate is not None
         assert self._steps is not None
-        if self.waiting >= self._max_waiting:
-            raise QueueFull(f"{self.waiting} requests wait, at most {self._max_waiting} may")
+        if self.waiting >= self.max_waiting:
+            self.rejected += 1
+            raise QueueFull(f"{self.waiting} requests wait, at most {self.max_waiting} may")
         tokens = len(request.prompt) + request.max_tokens
         if tokens > self.capacity_tokens:
             there = self.capacity_tokens
@@ -146,6 +160,11 @@ class NodeService:
             on_end=self._on_end,
         )
         self._flights.add(flight)
+        event(
+            _log, logging.DEBUG, "request.admitted", "request admitted",
+            req=request.request_id, prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens, trace_id=trace_id(request.traceparent),
+        )  # fmt: skip
         flight.task = asyncio.get_running_loop().create_task(self._place(flight))
         return flight
 
@@ -163,6 +182,10 @@ class NodeService:
     @property
     def open_requests(self) -> int:
         return len(self._flights)
+
+    def flights(self) -> list[Flight]:
+        """Requests that are not over, oldest first."""
+        return sorted(self._flights, key=lambda flight: flight.times.submitted)
 
     def fail_all(self, cause: Cause) -> None:
         for flight in list(self._flights):
@@ -207,6 +230,7 @@ class NodeService:
         while True:
             pages = await self._reserve(flight)
             session = None
+            self.recomputed += bool(tried)
             if len(tried) < MAX_ATTEMPTS:
                 session = self._choose(tried, len(flight.request.prompt))
             if session is None:
@@ -248,6 +272,7 @@ class NodeService:
             pages=pages,
             slot=slot,
             priority=flight.request.priority,
+            traceparent=flight.request.traceparent,
         )
         try:
             outcome = await pull.outcome
@@ -283,9 +308,6 @@ class NodeService:
         turned = found[self._turn % len(found) :] + found[: self._turn % len(found)]
         pulls = self._pulls
         return min(turned, key=lambda session: pulls.outstanding_tokens(NodeId(session.node)))
-
-    def _refuses(self) -> bool:
-        return self._role is Role.DECODE and self._policy is WhenNoPrefill.REFUSE
 
     def _usable(self) -> list[PeerSession]:
         if self._peers is None:
@@ -324,7 +346,14 @@ class NodeService:
 
     def _on_end(self, flight: Flight) -> None:
         self._flights.discard(flight)
-        self._records.add_request(flight.record())
+        record = flight.record()
+        self._records.add_request(record)
+        event(
+            _log, logging.DEBUG, "request.ended", "request ended",
+            req=record.request_id, finish=record.finish, prefill=record.prefill,
+            output_tokens=record.output_tokens, ttft_s=record.ttft_s, total_s=record.total_s,
+            trace_id=trace_id(flight.request.traceparent),
+        )  # fmt: skip
 
 
 def _takes(session: PeerSession, tokens: int) -> bool:

@@ -127,6 +127,9 @@ class Fabric:
         """Slot 1..4095, generation 0..255: count from now on; `expected` 0 reaches at once."""
     def disarm(self, slot: int) -> None:
         """The slot is free; later immediates of its generation are counted as late."""
+    def counted(self, slot: int) -> int:
+        """Page units that have arrived since `arm` (what came early included); 0 if not armed.
+        Reads one atomic: for those who watch. Completion is the event `reached`."""
 
     # sender side
     def open_transfer(self, transfer: int, session: int, immediate: int) -> None: ...

@@ -6,7 +6,7 @@ whoever reads them (the schedule) calls `end`. Everything runs on the event loop
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ class Pull:
     session: PeerSession
     pages: tuple[Run, ...]
     tokens: int
+    request_id: str
     outcome: asyncio.Future[Outcome]
     broken: Callable[[str], None] | None = None
     begun_at: float = 0.0
@@ -114,6 +115,7 @@ class PullMessenger:
         pages: tuple[Run, ...],
         slot: Slot,
         priority: int,
+        traceparent: str = "",
     ) -> Pull:
         """Send `dispatch`. The pull owns `pages` and `slot` from here on. Prompt: ≥ 2 tokens."""
         assert len(prompt) >= 2
@@ -131,6 +133,7 @@ class PullMessenger:
             session,
             pages,
             len(prompt) - 1,
+            request_id,
             asyncio.get_running_loop().create_future(),
             begun_at=now,
         )
@@ -149,6 +152,7 @@ class PullMessenger:
                 context_slot=-1,
                 deadline_s=self._peer.request_stall_s,
                 priority=priority,
+                traceparent=traceparent,
             )
         )
         self._apply(pull, grant.dispatched(now))
@@ -176,6 +180,20 @@ class PullMessenger:
     def open_pulls(self) -> int:
         """Attempts whose pages are still held for a peer or a reader."""
         return len(self._pulls)
+
+    def open(self) -> Iterable[Pull]:
+        """The attempts that `open_pulls` counts, oldest first. For those who watch."""
+        return self._pulls.values()
+
+    def units(self, pull: Pull) -> tuple[int, int]:
+        """(page units that have landed under its present immediate, units expected)."""
+        sent = self._geometry.pages_for(pull.tokens)
+        expected = expected_units(pull.session.geometry, self._geometry, sent)
+        return min(self._fabric.counted(pull.grant.slot.slot), expected), expected
+
+    def reload(self, peer: PeerConfig) -> None:
+        """New limits, for attempts that begin from now on."""
+        self._peer = peer
 
     def tick(self) -> None:
         now = self._clock()

@@ -5,9 +5,10 @@ samples. For each of its chunks the step loop calls `planned` before the pass ru
 programs go to the core) and `computed` after it. Everything runs on the event loop.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from pdnode.config import PeerConfig
 from pdnode.core import transfer, wire
@@ -20,8 +21,12 @@ from pdnode.fabric._native import Event, Fabric, FabricError
 from pdnode.messenger.dispatch import DispatchLimits, check_dispatch, check_immediate
 from pdnode.messenger.gate import PageGate, Ticket
 from pdnode.messenger.session import PeerSession
+from pdnode.obs.log import event
 from pdnode.obs.records import LayerTimes, Records, TransferRecord
+from pdnode.obs.trace import trace_id
 from pdnode.types import RequestKey, Run, SequenceId, SessionId, TransferId, expand_runs
+
+_log = logging.getLogger(__name__)
 
 RETELL_RATIO = 0.25
 """A queued request hears that the queue moves this often in the time after which it is given up."""
@@ -68,6 +73,15 @@ class _Work:
     chunks: dict[TransferId, list[int]] = field(default_factory=dict)  # chunk of each submit
     layers: list[LayerTimes] = field(default_factory=list)
     outcome: str = "drained"
+
+
+class OpenPush(NamedTuple):
+    """A dispatch that is not over, for those who watch."""
+
+    dispatch: wire.Dispatch
+    peer: str
+    push: Push
+    begun_at: float
 
 
 @dataclass(slots=True)
@@ -121,6 +135,16 @@ class PushMessenger:
     def open_pushes(self) -> int:
         """Requests that hold a place, pages or owe a `drained`."""
         return len(self._work)
+
+    def open(self) -> Iterator[OpenPush]:
+        """The requests that `open_pushes` counts, oldest first."""
+        for work in self._work.values():
+            yield OpenPush(work.dispatch, work.session.node, work.push, work.begun_at)
+
+    def reload(self, peer: PeerConfig, *, max_waiting: int) -> None:
+        """New limits, for dispatches that come from now on."""
+        self._peer = peer
+        self._limits = replace(self._limits, max_waiting=max_waiting)
 
     def waiting_tokens(self) -> int:
         """Prompt tokens that wait for pages or for the schedule."""
@@ -241,6 +265,7 @@ class PushMessenger:
         session.send(wire.Accepted(frame.key, len(self._work)))
         self._work[key] = work
         self.figures.accepted += 1
+        self._log(work, "transfer.accepted", "dispatch accepted", tokens=len(frame.tokens))
 
         def granted(pages: tuple[Run, ...]) -> None:
             work.ticket = None
@@ -421,9 +446,21 @@ class PushMessenger:
         self.figures.bytes[node] = self.figures.bytes.get(node, 0) + size_bytes
         if work.outcome == "drained":
             self.figures.drained += 1
-        self._records.add_transfer(self._record(work))
+        record = self._record(work)
+        self._records.add_transfer(record)
+        self._log(
+            work, "transfer.ended", "transfer ended",
+            outcome=record.outcome, bytes=record.bytes, total_s=record.total_s,
+        )  # fmt: skip
         if work.pages:
             self._gate.release(work.pages)
+
+    def _log(self, work: _Work, code: str, text: str, **fields: str | int | float) -> None:
+        dispatch = work.dispatch
+        event(
+            _log, logging.DEBUG, code, text, req=wire.clip(dispatch.request_id),
+            peer=work.session.node, trace_id=trace_id(dispatch.traceparent), **fields,
+        )  # fmt: skip
 
     def _record(self, work: _Work) -> TransferRecord:
         now = self._clock()

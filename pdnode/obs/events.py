@@ -1,4 +1,4 @@
-"""The last events of this node, as its log shows them, with a cursor: what `/admin/v1/events` sends.
+"""The last events of this node as its log shows them, each with a cursor: `/admin/v1/events`.
 
 A handler of the log, so that an event is said once and appears in both places. Prompts and secrets
 are never in it because they are never in the log.

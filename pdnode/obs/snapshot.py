@@ -91,6 +91,7 @@ class Transfer(Record, frozen=True, kw_only=True):
     pages_done: float | None = None  # units done / units a page has: fractions are real
     layers: int | None = None
     layer: int | None = None  # layers complete
+    layer_posted: int | None = None  # layers whose writes went out
     bytes: int | None = None
     bytes_done: int | None = None
     bytes_per_s: float | None = None

@@ -1,6 +1,6 @@
-"""Warnings: what an operator should look at now. One registry feeds /readyz, metrics, snapshot, log.
+"""Warnings: what an operator should look at now. Feeds /readyz, metrics, snapshot and log.
 
-A source is asked for the conditions that hold; the registry says how bad each is, whether the node
+A source is asked for the conditions that hold; the table says how bad each is, whether the node
 takes work under it, how long it must last to be shown, and which other one explains it.
 """
 

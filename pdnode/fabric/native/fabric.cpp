@@ -364,4 +364,9 @@ void Fabric::disarm(int slot) {
   require(hub_->slots.disarm(slot), quoted("slot", slot) + " is not armed");
 }
 
+int64_t Fabric::counted(int slot) const {
+  require(slot >= 1 && slot < kSlots, quoted("slot", slot) + " is not 1 to 4095");
+  return static_cast<int64_t>(hub_->slots.counted(slot));
+}
+
 }  // namespace pdnode

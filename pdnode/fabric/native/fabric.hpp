@@ -67,6 +67,7 @@ class Fabric {
 
   void arm(int slot, int generation, int64_t session, int64_t expected);
   void disarm(int slot);
+  int64_t counted(int slot) const;
 
   void open_transfer(int64_t transfer, int64_t session, int64_t immediate);
   void submit(const SubmitArguments& arguments, std::vector<Span> spans);

@@ -241,7 +241,8 @@ void bind_sessions(nb::class_<Fabric>& fabric) {
       .def("probe", &Fabric::probe, "session"_a)
       .def("fence", &Fabric::fence, "session"_a, "pair"_a = nb::none())
       .def("arm", &Fabric::arm, "slot"_a, "generation"_a, "session"_a, "expected"_a)
-      .def("disarm", &Fabric::disarm, "slot"_a);
+      .def("disarm", &Fabric::disarm, "slot"_a)
+      .def("counted", &Fabric::counted, "slot"_a);
 }
 
 void bind_transfers(nb::class_<Fabric>& fabric) {

@@ -103,6 +103,11 @@ bool SlotTable::armed(int index) const {
   return (slots_[index].state.load(std::memory_order_acquire) & kArmed) != 0;
 }
 
+uint64_t SlotTable::counted(int index) const {
+  const uint64_t state = slots_[index].state.load(std::memory_order_acquire);
+  return (state & kArmed) != 0 ? state & kCount : 0;
+}
+
 bool SlotTable::disarm(int index) {
   Slot& slot = slots_[index];
   uint64_t state = slot.state.load(std::memory_order_acquire);

@@ -33,6 +33,7 @@ class SlotTable {
   SlotOutcome arm(int slot, int generation, int64_t session, uint64_t expected, bool dead);
   bool disarm(int slot);  // false: it was not armed
   bool armed(int slot) const;
+  uint64_t counted(int slot) const;  // since it was armed, what came early included
   // The session is fenced: nothing counts for its slots any more. What came early is dropped as
   // well, since nobody can tell whose it was.
   void kill(int64_t session);
