@@ -29,7 +29,7 @@ STYLES = {
 MAX_MARKS = 2  # combining marks on one letter
 _ASCII_GLYPHS = str.maketrans(
     "┌┐└┘├┤┬┴┼─│▕▏▎▍▌▋▊▉█▇▆▅▄▃▂▁▓▒░●·…→↑↓µ×≥≤",
-    "+++++++++-||---====#%*+=-:.%=.*.~>^vux><",
+    "+++++++++-|||--====#%*+=-:.%=.*.~>^vux><",
 )
 
 

@@ -31,6 +31,7 @@ class Prompt:
     kind: str  # find | drain | undrain | cancel
     question: str = ""
     typed: str = ""
+    target: str = ""  # the request to cancel, the node to drain
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """The NICs: rates on a fixed scale, peaks, share of line, errors, plots, and who uses them."""
 
-from os.path import commonprefix
-
 from pdnode.obs.snapshot import Nic, Snapshot
 from pdnode_tui import units
 from pdnode_tui.lines import Item, Line, Span, clean, fit, joined, sides, width_of
@@ -90,13 +88,20 @@ def nic_strip(snapshot: Snapshot, view: View, width: int) -> Line:
     lead: Item = (0, (("tx" if tx else "rx", "dim"),))
     if not snapshot.nics:
         return sides([lead, (0, (("no NIC", "dim"),))], [], width)
-    prefix = commonprefix([clean(nic.name, 12) for nic in snapshot.nics]) or "NIC "
+    prefix = _common([clean(nic.name, 12) for nic in snapshot.nics])
     cells = [_strip_cell(nic, view, 4, tx=tx, cut=0) for nic in snapshot.nics]
     if width_of(joined([lead[1], *cells])) > width - 2:
         lead = (0, ((f"{'tx' if tx else 'rx'} {prefix}", "dim"),))
         cut = len(prefix) if len(snapshot.nics) > 1 else 0
         cells = [_strip_cell(nic, view, 1, tx=tx, cut=cut) for nic in snapshot.nics]
     return sides([lead, *((n, cell) for n, cell in enumerate(cells, start=1))], [], width)
+
+
+def _common(names: list[str]) -> str:
+    """What all names begin with."""
+    first, last = min(names), max(names)
+    same = next((i for i, char in enumerate(first) if char != last[i : i + 1]), len(first))
+    return first[:same]
 
 
 def _strip_cell(nic: Nic, view: View, meter: int, *, tx: bool, cut: int) -> Line:

@@ -1,0 +1,223 @@
+"""The Textual application: a terminal around `Console`. It polls, draws lines, passes keys on."""
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.strip import Strip
+from textual.widget import Widget
+
+from pdnode_tui.console import Act, Command, Console, Poll, Quit, Record
+from pdnode_tui.lines import STYLES, Line
+from pdnode_tui.source import Recorder, Source, SourceEnded, SourceError, read_snapshot
+from pdnode_tui.view import View
+
+_STYLES = {name: Style.parse(style) for name, style in STYLES.items()}
+REDRAW_S = 1.0
+"""The stale counter moves this often; all else is drawn when it changes."""
+
+
+class Picture(Widget):
+    """The lines of the console, one strip each; no markup is ever parsed."""
+
+    DEFAULT_CSS = "Picture { width: 100%; height: 100%; }"
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._model = console
+        self._lines: list[Line] = []
+
+    def redraw(self) -> None:
+        self._lines = self._model.picture(self.size.width, self.size.height)
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self.redraw()
+
+    def render_line(self, y: int) -> Strip:
+        if y >= len(self._lines):
+            return Strip.blank(self.size.width)
+        return Strip([Segment(text, _STYLES[style]) for text, style in self._lines[y]])
+
+
+class TopApp(App[None]):
+    """`folder` is where recordings go. `clock` and `sleep` are replaced in tests."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "quit", show=False, priority=True),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+    CSS = "Screen { overflow: hidden; }"
+    TITLE = "pdnode top"
+
+    def __init__(
+        self,
+        source: Source,
+        view: View,
+        *,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self.console_model = Console(view, clock)
+        self._source = source
+        self._folder = folder
+        self._clock = clock
+        self._picture = Picture(self.console_model)
+        self._recorder: Recorder | None = None
+        self._wake = asyncio.Event()  # poll now
+        self._answering = asyncio.Event()  # the last poll got an answer
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def compose(self) -> ComposeResult:
+        yield self._picture
+
+    def on_mount(self) -> None:
+        self._spawn(self._poll())
+        self._spawn(self._follow())
+        self.set_interval(REDRAW_S, self._redraw_if_stale)
+
+    async def on_unmount(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._recorder is not None:
+            self._recorder.close()
+        await self._source.close()
+
+    # snapshots and events
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                wait_s = await self._poll_once()
+            except SourceEnded as ended:
+                self.console_model.ended(str(ended))
+                self._picture.redraw()
+                return
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), wait_s)
+            except TimeoutError:
+                continue
+
+    async def _poll_once(self) -> float:
+        """Ask once; how long to wait before the next time."""
+        try:
+            data = await self._source.fetch()
+            snapshot = read_snapshot(data)
+        except SourceError as error:
+            self._answering.clear()
+            wait_s = self.console_model.failed(str(error))
+        else:
+            self._write(data)
+            self.console_model.received(snapshot)
+            self._answering.set()
+            wait_s = self.console_model.view.interval_s
+        self._picture.redraw()
+        return wait_s
+
+    async def _follow(self) -> None:
+        """Events as they happen. After a loss it waits until a snapshot has told the boot."""
+        while True:
+            await self._answering.wait()
+            try:
+                async for event in self._source.follow(self.console_model.cursor):
+                    self.console_model.events((event,))
+                    self._picture.redraw()
+            except SourceError:
+                pass  # the poll says what is wrong
+            await asyncio.sleep(REDRAW_S)
+
+    def _redraw_if_stale(self) -> None:
+        if self.console_model.view.stale is not None:
+            self._picture.redraw()
+
+    # keys and commands
+
+    async def on_key(self, event: events.Key) -> None:
+        event.stop()
+        event.prevent_default()
+        printable = event.character if event.is_printable else None
+        command = self.console_model.key(printable or event.key)
+        if command is not None:
+            self._carry_out(command)
+        self._picture.redraw()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Quit():
+                self.exit()
+            case Poll():
+                self._wake.set()
+            case Record():
+                self._toggle_recording()
+            case Act():
+                self._spawn(self._act(command))
+
+    async def _act(self, command: Act) -> None:
+        # A key of its own for each confirmation: a repeat on the wire is not a second action.
+        key = secrets.token_hex(8)
+        try:
+            answer = await self._source.act(command.action, command.body, key=key)
+        except SourceError as error:
+            self.console_model.recording(self.console_model.view.recording, str(error), bad=True)
+        else:
+            self.console_model.answered(answer)
+        self._wake.set()
+        self._picture.redraw()
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A task that failed is a fault of this program: end with its trace, not a dead screen."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._handle_exception(error if isinstance(error, Exception) else Exception(error))
+
+    # recording
+
+    def _toggle_recording(self) -> None:
+        console = self.console_model
+        if self._recorder is not None:
+            self._recorder.close()
+            path, self._recorder = self._recorder.path, None
+            console.recording(None, f"recorded to {path}")
+            return
+        node = "" if console.snapshot is None else console.snapshot.node.id
+        safe = re.sub(r"[^A-Za-z0-9.-]", "_", node)[:40] or "node"
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+        path = self._folder / f"pdnode-{safe}-{stamp}.jsonl"
+        try:
+            self._recorder = Recorder(path, self._clock())
+        except OSError as error:
+            console.recording(None, f"{path}: {error.strerror}", bad=True)
+        else:
+            console.recording(path.name, f"recording to {path}")
+
+    def _write(self, data: bytes) -> None:
+        if self._recorder is None:
+            return
+        try:
+            if self._recorder.write(data, self._clock()):
+                return
+            text = f"{self._recorder.path} is full"
+        except OSError as error:
+            text = f"{self._recorder.path}: {error.strerror}"
+        self._recorder.close()
+        self._recorder = None
+        self.console_model.recording(None, text, bad=True)
