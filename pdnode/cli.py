@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +21,8 @@ from pdnode.configschema import DEMO_MODEL, LOG_FORMATS
 from pdnode.errors import ConfigError, DeviceMissing, Exit, PdnodeError, Problem
 
 DEFAULT_PROMPT = "What is the capital of France?"
+ADMIN_SOCKET = "/run/pdnode/admin.sock"
+MOCKS = ("healthy", "degraded", "stale", "empty")
 SYSTEM_CACHE = Path("/var/cache/pdnode")
 _log = logging.getLogger(__name__)
 
@@ -58,9 +61,13 @@ def _config_path(args: argparse.Namespace) -> Path:
 
 def _serve(args: argparse.Namespace) -> int:
     overrides = {"node.log_format": args.log_format} if args.log_format else {}
-    loaded = load_settings(
-        _config_path(args), overrides=overrides, allow_test_provider=args.allow_test_provider
+    read = partial(
+        load_settings,
+        _config_path(args).absolute(),
+        overrides=overrides,
+        allow_test_provider=args.allow_test_provider,
     )
+    loaded = read()
     from pdnode.confighost import check_host, resolve_nics
     from pdnode.obs import log
 
@@ -70,8 +77,9 @@ def _serve(args: argparse.Namespace) -> int:
     config = resolve_nics(loaded.config)
     log.configure(level=config.node.log_level, log_format=config.node.log_format)
     from pdnode.daemon import node
+    from pdnode.daemon.reload import ConfigSource
 
-    return node.serve(config)
+    return node.serve(config, ConfigSource(read, loaded))
 
 
 def _check_config(args: argparse.Namespace) -> int:
@@ -220,6 +228,42 @@ def _bench_serve(args: argparse.Namespace) -> int:
     return Exit.OK if all(one.completed for one in figures) else Exit.UNAVAILABLE
 
 
+def _top(args: argparse.Namespace) -> int:
+    from pdnode_tui.main import Options, run
+
+    try:
+        return run(
+            Options(
+                socket=Path(args.socket),
+                interval_s=args.interval,
+                readonly=args.readonly,
+                once=args.once,
+                as_json=args.json,
+                ascii=args.ascii,
+                mock=args.mock,
+                replay=Path(args.replay) if args.replay else None,
+            )
+        )
+    except ValueError as error:
+        raise _Usage(str(error)) from error
+
+
+def _top_parser(top: argparse.ArgumentParser) -> None:
+    top.set_defaults(run=_top)
+    top.add_argument(
+        "--socket", metavar="PATH", default=ADMIN_SOCKET, help=f"default: {ADMIN_SOCKET}"
+    )
+    top.add_argument(
+        "--interval", metavar="S", type=float, default=1.0, help="0.2 to 10; default: 1"
+    )
+    top.add_argument("--readonly", action="store_true", help="offer no action")
+    top.add_argument("--once", action="store_true", help="print one picture; so does no terminal")
+    top.add_argument("--json", action="store_true", help="print the snapshot as the daemon gave it")
+    top.add_argument("--ascii", action="store_true", help="draw with ASCII only")
+    top.add_argument("--mock", choices=MOCKS, help="show a made-up node")
+    top.add_argument("--replay", metavar="FILE", help="show what the key r recorded")
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -292,6 +336,54 @@ def _topology(args: argparse.Namespace) -> int:
     else:
         print("\n".join(as_lines(placement)))
     return Exit.OK
+
+
+def _admin(args: argparse.Namespace) -> int:
+    from pdnode import adminclient
+
+    client = adminclient.AdminClient(Path(args.socket))
+    try:
+        if args.action == "status":
+            return adminclient.status(client, as_json=args.json)
+        if args.action == "drain":
+            return adminclient.drain(client, timeout_s=args.timeout_s, as_json=args.json)
+        fields = {"request_id": args.request_id} if args.action == "cancel" else {}
+        return adminclient.act(client, args.action, as_json=args.json, **fields)
+    except adminclient.Unreachable as error:
+        _say(str(error))
+        return Exit.UNAVAILABLE
+    except adminclient.TooSlow as error:
+        _say(str(error))
+        return Exit.TRY_AGAIN
+
+
+def _admin_parsers(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    for name, text in (
+        ("status", "show what the daemon does"),
+        ("drain", "take no new work, and wait until what is there is done (75: not in time)"),
+        ("undrain", "take work again"),
+        ("cancel", "end one request"),
+        ("reload", "read the configuration file again (78: not taken)"),
+    ):
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.set_defaults(run=_admin, action=name)
+        command.add_argument(
+            "--socket", metavar="PATH", default=ADMIN_SOCKET, help=f"default: {ADMIN_SOCKET}"
+        )
+        if name == "drain":
+            command.add_argument(
+                "--timeout-s", metavar="S", type=_seconds, default=240.0, help="default: 240"
+            )
+        if name == "cancel":
+            command.add_argument("request_id", metavar="REQUEST_ID", help="as log and status say")
+        _add_json(command)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e6:
+        raise ValueError(text)
+    return value
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -406,6 +498,10 @@ def _parser() -> argparse.ArgumentParser:
             description="Show which NICs and CPUs are near to which GPU, and why each was chosen.",
         )
     )
+    _admin_parsers(commands)
+
+    top = commands.add_parser("top", help="watch this node", description="Watch this node.")
+    _top_parser(top)
 
     version = commands.add_parser("version", help="versions", description="Show versions.")
     version.set_defaults(run=_version)

@@ -1,5 +1,7 @@
 """The application behind the api listener: which handler answers which route."""
 
+from collections.abc import Callable, Sequence
+
 from aiohttp import web
 
 from pdnode.api.codec import TextCodec
@@ -10,8 +12,10 @@ from pdnode.api.probes import Probes
 from pdnode.api.service import Service
 from pdnode.config import ApiConfig
 from pdnode.obs.metrics import Metrics
+from pdnode.obs.snapshot import Warning
 
 _DEFAULT_TIMEOUTS = Timeouts()
+_OPENAI = web.AppKey("openai", OpenAiRoutes)
 
 
 def build_app(
@@ -20,17 +24,22 @@ def build_app(
     config: ApiConfig,
     metrics: Metrics,
     timeouts: Timeouts = _DEFAULT_TIMEOUTS,
+    *,
+    warnings: Callable[[], Sequence[Warning]],
 ) -> web.Application:
-    """All routes of the api listener. Serve it with `api.listener.ApiListener`, which cancels the
-    handler of a client that left and bounds connections and headers.
+    """All routes of the api listener. `warnings` are what /readyz shows.
+
+    Serve it with `api.listener.ApiListener`, which cancels the handler of a client that left and
+    bounds connections and headers.
     """
-    app = web.Application(middlewares=[errors_middleware], client_max_size=config.max_body_bytes)
+    app = web.Application(middlewares=[errors_middleware])
     app.on_response_prepare.append(mark_response)
     openai = OpenAiRoutes(
         service, codec, metrics, max_body_bytes=config.max_body_bytes, timeouts=timeouts
     )
+    app[_OPENAI] = openai
     app.on_cleanup.append(openai.close)
-    probes = Probes(service, metrics)
+    probes = Probes(service, metrics, warnings)
     app.router.add_get("/v1/models", openai.models)
     app.router.add_post("/v1/completions", openai.completions)
     app.router.add_post("/v1/chat/completions", openai.chat)
@@ -39,3 +48,8 @@ def build_app(
     app.router.add_get("/metrics", probes.metrics)
     app.router.add_get("/version", probes.version)
     return app
+
+
+def reload_app(app: web.Application, config: ApiConfig) -> None:
+    """New limits, for requests that come from now on."""
+    app[_OPENAI].max_body_bytes = config.max_body_bytes

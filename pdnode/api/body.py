@@ -28,11 +28,9 @@ async def read_object(request: web.Request, *, max_bytes: int, read_s: float) ->
         )
     try:
         async with asyncio.timeout(read_s):
-            data = await request.read()
+            data = await _read(request, max_bytes)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {read_s:g} s") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise BodyTooLarge(f"at most {max_bytes} bytes of body are allowed") from None
     try:
         value = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -43,3 +41,13 @@ async def read_object(request: web.Request, *, max_bytes: int, read_s: float) ->
     if not isinstance(value, dict):
         raise BadRequest(f"the body must be a JSON object, not {kind_of(value)}")
     return value
+
+
+async def _read(request: web.Request, max_bytes: int) -> bytes:
+    """Not Request.read(), whose limit is fixed when the application is built."""
+    data = bytearray()
+    async for piece in request.content.iter_any():
+        data += piece
+        if len(data) > max_bytes:
+            raise BodyTooLarge(f"at most {max_bytes} bytes of body are allowed")
+    return bytes(data)

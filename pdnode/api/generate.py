@@ -58,6 +58,7 @@ async def answer(
     outcome = "abort"  # of what has not finished, if this task is cancelled
     try:
         for choice in work.choices:
+            choice.meter.submitted()
             running.append(_Running(choice, await service.submit(choice.request)))
             choice.meter.admitted(len(choice.request.prompt))
         if work.stream is None:

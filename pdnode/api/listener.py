@@ -86,6 +86,10 @@ class ApiListener:
             self._server.close()
         await self._runner.cleanup()
 
+    def reload(self, config: ApiConfig) -> None:
+        """A new limit; connections that are open stay."""
+        self._limit = _connection_limit(config.max_connections)
+
     def take(self) -> asyncio.Protocol:
         """The protocol for one more connection: one that serves it, or one that refuses it."""
         assert self._runner.server is not None

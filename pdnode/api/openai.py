@@ -75,7 +75,7 @@ class OpenAiRoutes:
         self._service = service
         self._codec = codec
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes
         self._timeouts = timeouts
         self._random_seed = random_seed
         self._wall_clock = wall_clock
@@ -141,7 +141,7 @@ class OpenAiRoutes:
                 code="wrong_role",
             )
         self._refuse_unready()
-        body = await read_object(http, max_bytes=self._max_body_bytes, read_s=self._timeouts.body_s)
+        body = await read_object(http, max_bytes=self.max_body_bytes, read_s=self._timeouts.body_s)
         return body, Sizes(service.vocabulary, service.context_tokens, service.capacity_tokens)
 
     def _refuse_unready(self) -> None:

@@ -110,6 +110,11 @@ class Scheduler:
         """Most tokens that a pass can have: what the worker must take (`Init.max_batch_tokens`)."""
         return max(self._chunk_tokens, self._max_running + self._page_tokens)
 
+    def limit_running(self, max_running: int) -> None:
+        """From the next pass on."""
+        assert max_running > 0
+        self._max_running = max_running
+
     @property
     def waiting(self) -> int:
         """Sequences with prompt left to prefill, those in the middle of it included."""

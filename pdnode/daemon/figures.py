@@ -1,50 +1,117 @@
 """What a scrape shows of this node, gathered from the parts that own the numbers."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from pdnode.config import Config
-from pdnode.core.pages import PagePool
+from pdnode.core.grant import GrantState
+from pdnode.core.slots import MAX_SLOTS
+from pdnode.daemon.engine import Engine
 from pdnode.daemon.service import NodeService
+from pdnode.daemon.transfer import Transfer
 from pdnode.messenger.peers import PeerManager
 from pdnode.messenger.pull import PullMessenger
 from pdnode.messenger.push import PushMessenger
-from pdnode.obs.metrics import NodeFigures, PeerFigures, QueueFigures
+from pdnode.obs.log import lines_held
+from pdnode.obs.node_figures import NicFigures, NodeFigures, PeerFigures, QueueFigures
+from pdnode.obs.warnings import Warnings
+from pdnode.types import SessionId
+
+_ODD = {"late": "late_immediates", "early": "early_immediates", "overshoot": "overshoots"}
 
 
 @dataclass(slots=True)
 class Figures:
-    """Parts are set as they come up; `read` works from the start."""
+    """The node's parts, set as they come up; `read` works from the start."""
 
     config: Config
     service: NodeService
-    pool: PagePool | None = None
+    warnings: Warnings
+    engine: Engine | None = None
+    transfer: Transfer | None = None
     peers: PeerManager | None = None
     pull: PullMessenger | None = None
     push: PushMessenger | None = None
     fences: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> NodeFigures:
-        push, pull = self.push, self.pull
+        push, pull, engine = self.push, self.pull, self.engine
         failures: dict[str, int] = {}
-        inflight = 0
         if push is not None:
             failures = dict(push.figures.failures)
-            inflight = push.open_pushes
         if pull is not None:
             failures = dict(pull.figures.failures)
-            inflight = pull.open_pulls
+        odd = {} if self.transfer is None else self.transfer.fabric.statistics()
+        shown: Counter[tuple[str, ...]] = Counter(
+            (one.code, one.severity) for one in self.warnings.current()
+        )
         return NodeFigures(
             role=self.config.node.role,
             running=self.service.running,
             waiting=self.service.waiting,
-            pages={} if self.pool is None else self.pool.counts._asdict(),
-            transfers_inflight=inflight,
+            pages={} if engine is None else engine.gate.pool.counts._asdict(),
+            transfers_inflight=self.open_transfers,
             peers=tuple(self._peers()),
-            queues=tuple(self._queues()),
+            queues=tuple(self.read_queues()),
+            nics=tuple(self.nics()),
             transfer_failures=failures,
             fences=self.fences,
             local_prefills=self.service.local_prefills,
+            recomputed=self.service.recomputed,
+            rejected=self.service.rejected,
+            immediates={kind: odd[name] for kind, name in _ODD.items() if name in odd},
+            steps=0 if engine is None else engine.steps.figures.steps,
+            warnings=shown,
+            log_lines_held=lines_held(),
         )
+
+    @property
+    def open_transfers(self) -> int:
+        """Transfers of which something may still land, here or at a peer."""
+        pulls = 0 if self.pull is None else sum(not pull.over for pull in self.pull.open())
+        return pulls + (0 if self.push is None else self.push.open_pushes)
+
+    @property
+    def used_ratio(self) -> float:
+        """Share of the KV pages that are not free."""
+        counts = () if self.engine is None else self.engine.gate.pool.counts
+        return 1 - counts[0] / sum(counts) if counts else 0.0
+
+    def moved_by_peer(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(bytes received, sent) of the sessions that are up, by NIC name and peer's node id."""
+        if self.transfer is None or self.engine is None or self.peers is None:
+            return {}
+        nodes = {session.session: session.node for session in self.peers.sessions()}
+        names = {nic.nic: nic.name for nic in self.transfer.nics}
+        unit_bytes = self.engine.geometry.page_bytes
+        moved: dict[tuple[str, str], tuple[int, int]] = {}
+        for row in self.transfer.fabric.peer_statistics():
+            node = nodes.get(SessionId(row["session"]))
+            if node is None:
+                continue
+            key = (names[row["local_nic"]], node)
+            received, sent = moved.get(key, (0, 0))
+            moved[key] = (
+                received + row["received_units"] * unit_bytes,
+                sent + row["done_bytes"],
+            )
+        return moved
+
+    def nics(self) -> list[NicFigures]:
+        if self.transfer is None or self.engine is None:
+            return []
+        # A unit is a page of one layer: the whole of it, as long as both sides have the same TP.
+        unit_bytes = self.engine.geometry.page_bytes
+        return [
+            NicFigures(
+                name=str(row["name"]),
+                bytes_sent=int(row["done_bytes"]),
+                bytes_received=int(row["received_units"]) * unit_bytes,
+                writes_failed=int(row["failed_writes"]),
+                line_bytes_per_s=self.transfer.line_bytes_per_s.get(str(row["name"])),
+            )
+            for row in self.transfer.fabric.nic_statistics()
+        ]
 
     def _peers(self) -> list[PeerFigures]:
         if self.peers is None:
@@ -55,15 +122,26 @@ class Figures:
             PeerFigures(
                 name=peer.node or peer.name,
                 role=peer.role,
-                up=peer.state in ("up", "drain"),
+                up=(up := peer.state in ("up", "drain")),
+                rtt_s=peer.rtt_s if up and peer.rtt_s else None,
                 bytes_sent=sent.get(peer.node, 0),
                 bytes_received=received.get(peer.node, 0),
             )
             for peer in self.peers.status()
         ]
 
-    def _queues(self) -> list[QueueFigures]:
+    def read_queues(self) -> list[QueueFigures]:
         limit = self.config.engine.max_waiting
         if self.push is not None:
             return [QueueFigures("prefill", self.push.open_pushes, limit)]
-        return [QueueFigures("waiting", self.service.waiting, limit)]
+        running = self.config.engine.max_running
+        found = [
+            QueueFigures("waiting", self.service.waiting, limit),
+            QueueFigures("running", self.service.running, running),
+        ]
+        if self.pull is not None:
+            pulls = [pull for pull in self.pull.open() if not pull.over]
+            waits = sum(pull.grant.state is GrantState.DISPATCHED for pull in pulls)
+            found.append(QueueFigures("kv-wait", waits, MAX_SLOTS))
+            found.append(QueueFigures("kv-drain", len(pulls) - waits, None))
+        return found

@@ -163,4 +163,5 @@ class Flight:
             ttft_s=first - times.submitted,
             decode_s=ended - first,
             total_s=ended - times.submitted,
+            pages=0 if pull is None else pull.sent_pages,
         )

@@ -23,10 +23,12 @@ from pdnode.core.heartbeat import Counters
 from pdnode.core.hello import wire_geometry
 from pdnode.core.slots import SlotPool
 from pdnode.core.wire import PROTOCOL_MAX, PROTOCOL_MIN, Hello
+from pdnode.daemon.control import Control
 from pdnode.daemon.engine import Engine, start_engine
-from pdnode.daemon.figures import Figures
+from pdnode.daemon.observe import Observation
 from pdnode.daemon.peering import Peering
 from pdnode.daemon.placement import choose_threads
+from pdnode.daemon.reload import ConfigSource
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.transfer import Transfer, open_transfer
 from pdnode.engine.protocol import Loading
@@ -41,7 +43,6 @@ from pdnode.models.config import load_config
 from pdnode.models.fingerprint import fingerprint
 from pdnode.models.tokenizer import Tokenizer
 from pdnode.obs.log import event
-from pdnode.obs.metrics import Metrics
 from pdnode.obs.records import Records
 from pdnode.types import BootId, Role
 
@@ -50,16 +51,18 @@ DRAIN_POLL_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-def serve(config: Config) -> int:
-    """Run this node until a signal ends it; the exit code."""
-    return asyncio.run(Node(config).run())
+def serve(config: Config, source: ConfigSource) -> int:
+    """Run this node until a signal ends it; the exit code. `source` is what a reload reads."""
+    return asyncio.run(Node(config, source).run())
 
 
 class Node:
     """One daemon. `run` is called once."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, source: ConfigSource) -> None:
         self._config = config
+        self._source = source
+        self._boot = BootId(os.urandom(16).hex())
         self._model = load_config(config.model.path)
         self._tokenizer = Tokenizer.load(config.model.path)
         self._records = Records()
@@ -81,7 +84,9 @@ class Node:
             records=self._records,
             clock=time.monotonic,
         )
-        self._figures = Figures(config, self._service)
+        self._observed = Observation(config, self._service, self._records, boot=self._boot)
+        self._figures = self._observed.parts
+        self._control: Control | None = None
 
     async def run(self) -> int:
         asyncio.get_running_loop().set_exception_handler(self._on_fault)
@@ -105,6 +110,7 @@ class Node:
         background = [
             asyncio.create_task(self._run_steps()),
             asyncio.create_task(self._tick()),
+            asyncio.create_task(self._observed.watch.run()),
         ]
         await self._stop.wait()
         code = await self._drain()
@@ -118,13 +124,16 @@ class Node:
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         """The API and admin listeners. ConfigError if an address cannot be bound."""
         config = self._config
-        metrics = Metrics(
-            self._figures.read,
-            model=config.model.name,
-            version=__version__,
-            vllm_names=config.metrics.vllm_names,
+        observed = self._observed
+        observed.keep_events()
+        stack.callback(observed.close)
+        app = build_app(
+            self._service,
+            self._tokenizer,
+            config.api,
+            observed.metrics,
+            warnings=observed.warnings.current,
         )
-        app = build_app(self._service, self._tokenizer, config.api, metrics)
         listener = ApiListener(app, config.api)
         try:
             host, port = await listener.start()
@@ -133,7 +142,9 @@ class Node:
             raise ConfigError([Problem("api.listen", f"{where}: {error.strerror}")]) from error
         stack.push_async_callback(listener.stop)
         try:
-            admin = await listen_admin(build_admin_app(self._records), config.node.admin_socket)
+            self._control = control = observed.control(self._source, app, listener)
+            admin_app = build_admin_app(control, self._records, observed.events)
+            admin = await listen_admin(admin_app, config.node.admin_socket)
         except OSError as error:
             where = str(config.node.admin_socket)
             problem = Problem("node.admin_socket", f"{where}: {error.strerror}")
@@ -151,14 +162,13 @@ class Node:
         if config.node.role is not Role.COLOCATED:
             self._service.loading = "opening the NICs"
             transfer = await asyncio.to_thread(open_transfer, config, cpu=threads.progress)
-            self._transfer = transfer
+            self._transfer = self._figures.transfer = transfer
             stack.callback(transfer.engine.close)
             transfer.engine.start(asyncio.get_running_loop())
             wake_fds = [transfer.wake_fd]
         engine = await start_engine(config, wake_fds, self._on_loading, cpus=threads.worker)
         stack.push_async_callback(engine.worker.close)
-        self._engine = engine
-        self._figures.pool = engine.gate.pool
+        self._engine = self._figures.engine = engine
         if self._transfer is not None:
             await self._join(self._transfer, engine, model_print, stack)
         self._service.start(
@@ -178,7 +188,7 @@ class Node:
         """Messenger and peer links over the worker's memory."""
         config = self._config
         region = transfer.add_memory(engine.worker, engine.geometry)
-        boot = BootId(os.urandom(16).hex())
+        boot = self._boot
         hello = self._hello(boot, engine, transfer, model_print)
         peering = Peering(
             self._make_push(transfer, engine, region)
@@ -363,15 +373,13 @@ class Node:
 
     async def _drain(self) -> int:
         """Finish what was accepted, within the bound or until a second signal; the exit code."""
-        self._service.draining = True
-        if self._push is not None:
-            self._push.draining = True
-        if self._peers is not None:
-            self._peers.drain(True)
+        assert self._control is not None
+        self._control.stopping = True
+        self._control.set_draining(True)
         if self._died is not None:
             return Exit.INTERNAL
         event(_log, logging.INFO, "node.draining", "draining", requests=self._open_work())
-        deadline = time.monotonic() + self._config.node.shutdown_timeout_s
+        deadline = time.monotonic() + self._figures.config.node.shutdown_timeout_s
         while self._open_work():
             if self._signals > 1 or time.monotonic() > deadline:
                 self._service.fail_all(Unavailable("this node is shutting down"))

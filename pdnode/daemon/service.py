@@ -68,6 +68,7 @@ class NodeService:
         self._turn = 0
         self._dead: str | None = None
         self.local_prefills: Counter[str] = Counter()  # on a decode node, by reason
+        self.most_waiting = 0  # at a time, since start
         self.rejected = 0  # because the queue was full
         self.recomputed = 0  # prompts sent to another peer, or run here, after a failure
         self.draining = False
@@ -160,6 +161,7 @@ class NodeService:
             on_end=self._on_end,
         )
         self._flights.add(flight)
+        self.most_waiting = max(self.most_waiting, self.waiting)
         event(
             _log, logging.DEBUG, "request.admitted", "request admitted",
             req=request.request_id, prompt_tokens=len(request.prompt),

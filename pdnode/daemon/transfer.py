@@ -1,6 +1,8 @@
 """Opens the transfer core for this node: library, device group, listeners, the worker's memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pdnode.config import Config, NicConfig
 from pdnode.core.geometry import KvGeometry
@@ -22,6 +24,7 @@ class Transfer:
     fabric: Fabric
     group: int
     nics: tuple[NicAddress, ...]  # endpoint: where peers connect, on a prefill node
+    line_bytes_per_s: Mapping[str, float]  # by NIC name, where the kernel knows the link speed
 
     @property
     def wake_fd(self) -> int:
@@ -50,7 +53,18 @@ def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:
         )
     except FabricError as error:
         raise DeviceMissing(f"[fabric] {error}") from error
-    return Transfer(FabricEngine(fabric), fabric, group, addresses)
+    speeds = {nic.name: speed for nic in nics if (speed := _line_bytes_per_s(nic.name))}
+    return Transfer(FabricEngine(fabric), fabric, group, addresses, speeds)
+
+
+def _line_bytes_per_s(interface: str) -> float | None:
+    """Link speed of a network interface; None for loopback, a link that is down, or a device that
+    is not an interface."""
+    try:
+        megabits = int((Path("/sys/class/net") / interface / "speed").read_text())
+    except (OSError, ValueError):
+        return None
+    return megabits * 125e3 if megabits > 0 else None
 
 
 def _endpoint(fabric: Fabric, number: int, nic: NicConfig, config: Config) -> bytes:

@@ -59,6 +59,17 @@ class Records:
         self._records[name] = record
         return record
 
+    def link_of(self, name: str) -> PeerLink | None:
+        return self._records[name].link
+
+    def remove(self, name: str) -> None:
+        """A table that is not configured any more."""
+        del self._records[name]
+
+    def limit(self, most: int) -> None:
+        """For peers that come from now on."""
+        self._most = most
+
     def taken(self, node: str, link: PeerLink) -> None:
         """A decode node has been admitted."""
         record = self._of_node(node)

@@ -7,6 +7,7 @@ tables name one node, the second is refused.
 """
 
 import asyncio
+import dataclasses
 import random
 import secrets
 import time
@@ -64,7 +65,7 @@ class PeerManager:
         self._entropy = entropy
         self._records = Records(config.peer.max_peers, clock)
         self._links: dict[SessionId, PeerLink] = {}
-        self._connectors: list[asyncio.Task[None]] = []
+        self._connectors: dict[PrefillConfig, asyncio.Task[None]] = {}
         self._draining = False
         self._closing = False
         self._settings = LinkSettings(
@@ -78,13 +79,35 @@ class PeerManager:
 
     def start(self) -> None:
         """Begin to connect (decode). The event loop must be running."""
-        if self._config.node.role is Role.DECODE:
-            self._connectors = [
-                asyncio.create_task(self._connect_for_ever(table, self._records.add(table.name)))
-                for table in self._config.prefill
-            ]
-            for connector in self._connectors:
-                connector.add_done_callback(_report_fault)
+        for table in self._config.prefill:
+            self._connect(table)
+
+    def reload(self, config: Config) -> None:
+        """Token and limits hold for links that are made from now on; a peer that is not configured
+        any more is dropped and fenced, one that is new is connected to.
+        """
+        self._config, self._peer_config = config, config.peer
+        self._settings = dataclasses.replace(
+            self._settings, token=config.peer.token, stall_s=config.peer.request_stall_s
+        )
+        self._records.limit(config.peer.max_peers)
+        for table in self._connectors.keys() - set(config.prefill):
+            self._connectors.pop(table).cancel()
+            link = self._records.link_of(table.name)
+            if link is not None:
+                link.close("no longer configured")  # its loss goes to the record: so that first
+            self._records.remove(table.name)
+        for table in config.prefill:
+            if table not in self._connectors:
+                self._connect(table)
+
+    def _connect(self, table: PrefillConfig) -> None:
+        if self._config.node.role is not Role.DECODE:
+            return
+        record = self._records.add(table.name)
+        connector = asyncio.create_task(self._connect_for_ever(table, record))
+        connector.add_done_callback(_report_fault)
+        self._connectors[table] = connector
 
     async def accept(self, transport: Transport) -> None:
         """Serve a link that a decode node opened (prefill); returns at its end."""
@@ -110,9 +133,10 @@ class PeerManager:
             _, late = await asyncio.wait(waits, timeout=timeout_s)
             for wait in late:
                 wait.cancel()
-        for connector in self._connectors:
+        connectors = list(self._connectors.values())
+        for connector in connectors:
             connector.cancel()
-        await asyncio.gather(*self._connectors, return_exceptions=True)
+        await asyncio.gather(*connectors, return_exceptions=True)
         return [link.core.peer_node or link.address for link in self._links.values()]
 
     # what the daemon and the messenger ask and say

@@ -42,12 +42,25 @@ class Pull:
     pages: tuple[Run, ...]
     tokens: int
     request_id: str
+    sent_pages: int  # the first of `pages`: what the peer fills
     outcome: asyncio.Future[Outcome]
     broken: Callable[[str], None] | None = None
     begun_at: float = 0.0
     complete_at: float = 0.0
     queue_s: float = 0.0  # as the prefill said
     prefill_s: float = 0.0
+    units: int = 0  # page units expected
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it can land any more; a reader may still have the pages."""
+        return self.grant.state is GrantState.COMPLETE and self.grant.drained
+
+    @property
+    def quarantined(self) -> bool:
+        """Nobody here reads or waits for the pages, and the peer may still write to them."""
+        waits = self.grant.state is GrantState.DISPATCHED
+        return not (waits or self.grant.reading or self.grant.drained)
 
 
 @dataclass(slots=True)
@@ -120,6 +133,7 @@ class PullMessenger:
         """Send `dispatch`. The pull owns `pages` and `slot` from here on. Prompt: ≥ 2 tokens."""
         assert len(prompt) >= 2
         now = self._clock()
+        sent = self._geometry.pages_for(len(prompt) - 1)
         self._attempts += 1
         key = RequestKey(f"{self._boot}:{self._attempts}")
         grant = Grant(
@@ -134,13 +148,13 @@ class PullMessenger:
             pages,
             len(prompt) - 1,
             request_id,
+            sent,
             asyncio.get_running_loop().create_future(),
             begun_at=now,
         )
         self._pulls[key] = pull
         self.figures.begun += 1
         self._arm(pull)
-        sent = self._geometry.pages_for(len(prompt) - 1)
         session.send(
             wire.Dispatch(
                 key=key,
@@ -187,9 +201,7 @@ class PullMessenger:
 
     def units(self, pull: Pull) -> tuple[int, int]:
         """(page units that have landed under its present immediate, units expected)."""
-        sent = self._geometry.pages_for(pull.tokens)
-        expected = expected_units(pull.session.geometry, self._geometry, sent)
-        return min(self._fabric.counted(pull.grant.slot.slot), expected), expected
+        return min(self._fabric.counted(pull.grant.slot.slot), pull.units), pull.units
 
     def reload(self, peer: PeerConfig) -> None:
         """New limits, for attempts that begin from now on."""
@@ -274,9 +286,8 @@ class PullMessenger:
     def _arm(self, pull: Pull) -> None:
         slot = pull.grant.slot
         self._by_slot[slot.slot] = pull
-        sent = self._geometry.pages_for(pull.tokens)
-        units = expected_units(pull.session.geometry, self._geometry, sent)
-        self._fabric.arm(slot.slot, slot.generation, pull.session.session, units)
+        pull.units = expected_units(pull.session.geometry, self._geometry, pull.sent_pages)
+        self._fabric.arm(slot.slot, slot.generation, pull.session.session, pull.units)
 
     def _replay(self, pull: Pull) -> None:
         slot = self._slots.take() if pull.grant.wants_slot else None
@@ -323,8 +334,9 @@ class PullMessenger:
         pull.complete_at = self._clock()
         self._gate.pool.activate(pull.pages)
         self.figures.complete += 1
-        sent = self._geometry.pages_for(pull.tokens)
-        moved = sent * self._geometry.layers * self._geometry.page_bytes * self._geometry.tp
+        moved = (
+            pull.sent_pages * self._geometry.layers * self._geometry.page_bytes * self._geometry.tp
+        )
         node = pull.session.node
         self.figures.bytes[node] = self.figures.bytes.get(node, 0) + moved
         if pull.outcome.cancelled():  # its task was cancelled and has not come to abandon() yet

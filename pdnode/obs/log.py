@@ -192,6 +192,7 @@ class EventHandler(logging.StreamHandler[TextIO]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(stream)
+        self.lines_held = 0  # since start
         self._limit = limit or RateLimit()
         self._clock = clock
 
@@ -202,6 +203,8 @@ class EventHandler(logging.StreamHandler[TextIO]):
         key = _code(record) or f"{record.name}: {record.msg}"[:200]
         if record.levelno < logging.INFO or self._limit.admit(key, now):
             super().emit(record)
+        else:
+            self.lines_held += 1
 
     def _report(self, now: float) -> None:
         for key, held in self._limit.ended(now):
@@ -255,3 +258,18 @@ def configure(*, level: str, log_format: str, stream: TextIO | None = None) -> E
     # Where standard error is gone there is nobody to tell.
     logging.raiseExceptions = False
     return handler
+
+
+def lines_held() -> int:
+    """Lines that the rate limit has held back since `configure`."""
+    handlers = logging.getLogger().handlers
+    return sum(one.lines_held for one in handlers if isinstance(one, EventHandler))
+
+
+def level() -> str:
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
+def set_level(name: str) -> None:
+    """One of configschema.LOG_LEVELS."""
+    logging.getLogger().setLevel(name.upper())

@@ -37,6 +37,14 @@ class TransferRecord(msgspec.Struct, frozen=True):
     layers: tuple[LayerTimes, ...]
 
 
+def wire_s(record: TransferRecord) -> float | None:
+    """From the first write of a transfer to its last completion; None where nothing was posted."""
+    rows = [row for row in record.layers if row.posted_ns and row.done_ns]
+    if not rows:
+        return None
+    return 1e-9 * (max(row.done_ns for row in rows) - min(row.posted_ns for row in rows))
+
+
 class RequestRecord(msgspec.Struct, frozen=True):
     """One finished request, as the decode (or colocated) node saw it; all durations on its clock.
 
@@ -59,6 +67,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft_s: float
     decode_s: float
     total_s: float
+    pages: int = 0  # that a prefill peer filled; 0 where the prompt ran here
 
 
 class Records:

@@ -102,3 +102,8 @@ class Rates:
     def now(self) -> float | None:
         """Per second, over the last sample; None before there are two."""
         return float(self.history[-1]) if self.history else None
+
+    @property
+    def mean(self) -> float | None:
+        """Per second, over the history."""
+        return sum(self.history) / len(self.history) if self.history else None

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from pdnode.obs.snapshot import Warning
 from tests.support.fake_service import CONTEXT, VOCABULARY, Bench, serve
 
 
@@ -22,13 +23,27 @@ async def test_liveness_does_not_depend_on_readiness(bench: Bench) -> None:
     assert (await bench.get("/health"))[0] == 503
 
 
-async def test_readiness_lists_the_reasons(bench: Bench) -> None:
+async def test_readiness_lists_the_warnings(bench: Bench) -> None:
     assert (await bench.get("/readyz"))[::2] == (200, "[]")
-    bench.service.reasons = ["loading the model", "no usable prefill"]
+    bench.service.minor = [
+        Warning(code="W202", severity="warning", text="pf-2: lost", since_s=2.5, subjects=("pf-2",))
+    ]
+    minor = {
+        "code": "W202",
+        "severity": "warning",
+        "text": "pf-2: lost",
+        "since_s": 2.5,
+        "affects_readiness": False,
+        "subjects": ["pf-2"],
+    }
+    status, _, text = await bench.get("/readyz")
+    assert status == 200
+    assert msgspec.json.decode(text) == [minor]
+    bench.service.reasons = ["loading the model"]
     status, headers, text = await bench.get("/readyz")
     assert status == 503
     assert headers["Content-Type"].startswith("application/json")
-    assert msgspec.json.decode(text) == ["loading the model", "no usable prefill"]
+    assert [one["text"] for one in msgspec.json.decode(text)] == ["loading the model", "pf-2: lost"]
 
 
 async def test_models_only_when_loaded(bench: Bench) -> None:

@@ -14,7 +14,9 @@ from pdnode.api.listener import ApiListener
 from pdnode.config import ApiConfig
 from pdnode.core.request import Request, TokenEvent
 from pdnode.errors import BadRequest
-from pdnode.obs.metrics import Metrics, NodeFigures
+from pdnode.obs.metrics import Metrics
+from pdnode.obs.node_figures import NodeFigures
+from pdnode.obs.snapshot import Warning
 
 END = 256
 VOCABULARY = 300
@@ -121,6 +123,7 @@ class FakeService:
         self.requests: list[Request] = []
         self.generations: list[FakeGeneration] = []
         self.reasons: list[str] = []
+        self.minor: list[Warning] = []  # that do not affect readiness
         self.is_alive = True
         self.generates = True
         self.context_tokens = CONTEXT
@@ -128,6 +131,12 @@ class FakeService:
 
     def not_ready(self) -> list[str]:
         return self.reasons
+
+    def warnings(self) -> list[Warning]:
+        return [
+            Warning(code="W101", severity="warning", text=text, since_s=1.0, affects_readiness=True)
+            for text in self.reasons
+        ] + self.minor
 
     def alive(self) -> bool:
         return self.is_alive
@@ -195,7 +204,11 @@ async def serve(
     metrics = Metrics(lambda: shown, model="tiny", version="0.0", vllm_names=vllm_names)
     config = ApiConfig(port=0, max_body_bytes=max_body_bytes, max_connections=max_connections)
     limits = timeouts or Timeouts(refused_s=0.5)
-    listener = ApiListener(build_app(service, codec, config, metrics, limits), config, limits)
+    listener = ApiListener(
+        build_app(service, codec, config, metrics, limits, warnings=service.warnings),
+        config,
+        limits,
+    )
     host, port = await listener.start()
     try:
         async with aiohttp.ClientSession() as client:

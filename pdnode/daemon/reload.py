@@ -1,0 +1,76 @@
+"""What a changed configuration file means for a running node: which keys, and how they apply."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from pdnode.api.app import reload_app
+from pdnode.api.listener import ApiListener
+from pdnode.config import Config
+from pdnode.configfile import Loaded
+from pdnode.configschema import TABLES
+from pdnode.daemon.figures import Figures
+from pdnode.obs import log
+
+TOKEN_KEY = "peer.token_credential"
+_INDEX = re.compile(r"\[\d+\]")
+_RELOADABLE = frozenset(
+    f"{table.name}.{key.name}" for table in TABLES for key in table.keys if key.reload
+)
+
+
+@dataclass(slots=True)
+class ConfigSource:
+    """Where the configuration is read from, and what it said last. `read` raises ConfigError."""
+
+    read: Callable[[], Loaded]
+    loaded: Loaded
+
+
+def can_reload(where: str) -> bool:
+    """`where` as settings and problems name a key: `prefill[0].address`."""
+    return _INDEX.sub("", where) in _RELOADABLE
+
+
+def changed_keys(old: Loaded, new: Loaded) -> list[str]:
+    """Keys whose value differs, is new or is gone; that of the token also if only its file is."""
+    before = {setting.where: setting.value for setting in old.settings}
+    after = {setting.where: setting.value for setting in new.settings}
+    changed = [where for where in {**before, **after} if before.get(where) != after.get(where)]
+    if old.config.peer.token != new.config.peer.token and TOKEN_KEY not in changed:
+        changed.append(TOKEN_KEY)
+    return changed
+
+
+@dataclass(slots=True)
+class Reloader:
+    """Gives new values to the parts that run. Part of `parts` may not be up yet."""
+
+    parts: Figures
+    app: web.Application
+    listener: ApiListener
+
+    def apply(self, new: Config) -> None:
+        """`new` differs from what runs in keys that can be reloaded only."""
+        parts = self.parts
+        # The NICs of the running configuration are resolved, and cannot have changed.
+        config = dataclasses.replace(new, fabric=parts.config.fabric)
+        parts.config = config
+        log.set_level(config.node.log_level)
+        self.listener.reload(config.api)
+        reload_app(self.app, config.api)
+        parts.service.max_waiting = config.engine.max_waiting
+        if parts.engine is not None:
+            parts.engine.steps.scheduler.limit_running(config.engine.max_running)
+            gate = parts.engine.gate
+            gate.max_quarantined = int(config.kv.max_quarantined_ratio * sum(gate.pool.counts))
+            gate.pump()
+        if parts.pull is not None:
+            parts.pull.reload(config.peer)
+        if parts.push is not None:
+            parts.push.reload(config.peer, max_waiting=config.engine.max_waiting)
+        if parts.peers is not None:
+            parts.peers.reload(config)
