@@ -1,10 +1,11 @@
 """The Textual application: a terminal around `Console`. It polls, draws lines, passes keys on."""
 
 import asyncio
+import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +18,7 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 from textual.widget import Widget
 
+from pdnode.obs.snapshot import ActionAnswer
 from pdnode_tui.console import Act, Command, Console, Poll, Quit, Record
 from pdnode_tui.lines import STYLES, Line
 from pdnode_tui.source import Recorder, Source, SourceEnded, SourceError, read_snapshot
@@ -25,6 +27,11 @@ from pdnode_tui.view import View
 _STYLES = {name: Style.parse(style) for name, style in STYLES.items()}
 REDRAW_S = 1.0
 """The stale counter moves this often; all else is drawn when it changes."""
+
+
+async def _pause(event: asyncio.Event, most_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), most_s)
 
 
 class Picture(Widget):
@@ -51,7 +58,8 @@ class Picture(Widget):
 
 
 class TopApp(App[None]):
-    """`folder` is where recordings go. `clock` and `sleep` are replaced in tests."""
+    """`folder` is where recordings go. `pause` waits for an event, but not longer than so many
+    seconds; tests bring a clock and a pause of their own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", show=False, priority=True),
@@ -67,6 +75,7 @@ class TopApp(App[None]):
         *,
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[asyncio.Event, float], Awaitable[None]] = _pause,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
@@ -74,6 +83,7 @@ class TopApp(App[None]):
         self._source = source
         self._folder = folder
         self._clock = clock
+        self._pause = pause
         self._picture = Picture(self.console_model)
         self._recorder: Recorder | None = None
         self._wake = asyncio.Event()  # poll now
@@ -98,6 +108,10 @@ class TopApp(App[None]):
 
     # snapshots and events
 
+    def poll_now(self) -> None:
+        """Ask for a snapshot without waiting for the interval."""
+        self._wake.set()
+
     async def _poll(self) -> None:
         while True:
             try:
@@ -107,10 +121,7 @@ class TopApp(App[None]):
                 self._picture.redraw()
                 return
             self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), wait_s)
-            except TimeoutError:
-                continue
+            await self._pause(self._wake, wait_s)
 
     async def _poll_once(self) -> float:
         """Ask once; how long to wait before the next time."""
@@ -160,7 +171,7 @@ class TopApp(App[None]):
             case Quit():
                 self.exit()
             case Poll():
-                self._wake.set()
+                self.poll_now()
             case Record():
                 self._toggle_recording()
             case Act():
@@ -172,13 +183,12 @@ class TopApp(App[None]):
         try:
             answer = await self._source.act(command.action, command.body, key=key)
         except SourceError as error:
-            self.console_model.recording(self.console_model.view.recording, str(error), bad=True)
-        else:
-            self.console_model.answered(answer)
-        self._wake.set()
+            answer = ActionAnswer(done=False, text=str(error))
+        self.console_model.answered(answer)
+        self.poll_now()
         self._picture.redraw()
 
-    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

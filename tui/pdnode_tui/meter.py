@@ -58,6 +58,7 @@ def stretch(begin: float, middle: float, end: float, scale: float, width: int) -
         return " " * max(0, width)
     at = [max(0, min(width, int(x / scale * width))) for x in (begin, middle, end)]
     first = min(at[0], width - 1)
-    wait = max(0, at[1] - first)
-    work = max(1, at[2] - max(first, at[1]))
+    second = max(first, min(at[1], width - 1))
+    wait = second - first
+    work = max(1, at[2] - second)
     return (" " * first + "░" * wait + "█" * work)[:width].ljust(width)

@@ -53,12 +53,12 @@ def found(
 
 
 def title(view: View, text: str, detail: str = "", *, sorts: bool = False) -> Line:
-    """A panel's title: its name in bold, figures, then sort order and find."""
+    """A panel's title: its name, what is looked for, the order, then figures."""
     spans = [(text, "title")]
-    if detail:
-        spans.append((f"  {detail}", ""))
-    if sorts and view.sort:
-        spans.append((f"  by {view.sort}", "dim"))
     if sorts and view.find:
         spans.append((f"  find “{clean(view.find, 20)}”", "warn"))
+    if sorts and view.sort:
+        spans.append((f"  by {view.sort}", "dim"))
+    if detail:
+        spans.append((f"  {detail}", ""))
     return tuple(spans)
