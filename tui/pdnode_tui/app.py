@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import secrets
 import time
@@ -20,11 +21,10 @@ from textual.widget import Widget
 
 from pdnode.obs.snapshot import ActionAnswer
 from pdnode_tui.console import Act, Command, Console, Poll, Quit, Record
-from pdnode_tui.lines import STYLES, Line
+from pdnode_tui.lines import PLAIN_STYLES, STYLES, Line
 from pdnode_tui.source import Recorder, Source, SourceEnded, SourceError, read_snapshot
 from pdnode_tui.view import View
 
-_STYLES = {name: Style.parse(style) for name, style in STYLES.items()}
 REDRAW_S = 1.0
 """The stale counter moves this often; all else is drawn when it changes."""
 
@@ -43,6 +43,8 @@ class Picture(Widget):
         super().__init__()
         self._model = console
         self._lines: list[Line] = []
+        names = PLAIN_STYLES if os.environ.get("NO_COLOR") else STYLES
+        self._parsed = {name: Style.parse(style) for name, style in names.items()}
 
     def redraw(self) -> None:
         self._lines = self._model.picture(self.size.width, self.size.height)
@@ -53,8 +55,9 @@ class Picture(Widget):
 
     def render_line(self, y: int) -> Strip:
         if y >= len(self._lines):
-            return Strip.blank(self.size.width)
-        return Strip([Segment(text, _STYLES[style]) for text, style in self._lines[y]])
+            # With a style: the filter of NO_COLOR takes no segment without one.
+            return Strip.blank(self.size.width, self._parsed[""])
+        return Strip([Segment(text, self._parsed[style]) for text, style in self._lines[y]])
 
 
 class TopApp(App[None]):
@@ -215,7 +218,7 @@ class TopApp(App[None]):
         try:
             self._recorder = Recorder(path, self._clock())
         except OSError as error:
-            console.recording(None, f"{path}: {error.strerror}", bad=True)
+            console.recording(None, f"cannot record: {error.strerror}: {path}", bad=True)
         else:
             console.recording(path.name, f"recording to {path}")
 

@@ -26,6 +26,11 @@ STYLES = {
 }
 """Style names and what they mean to rich."""
 
+PLAIN_STYLES = {name: " ".join(set(style.split()) & {"bold", "dim", "reverse"})
+                for name, style in STYLES.items()}  # fmt: skip
+"""The same without colour, for NO_COLOR: a filter would turn red into a grey that is near black."""
+
+
 MAX_MARKS = 2  # combining marks on one letter
 _ASCII_GLYPHS = str.maketrans(
     "┌┐└┘├┤┬┴┼─│▕▏▎▍▌▋▊▉█▇▆▅▄▃▂▁▓▒░●·…→↑↓µ×≥≤“”",
