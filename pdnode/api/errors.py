@@ -10,6 +10,7 @@ from aiohttp import web
 
 from pdnode.api.limits import MAX_REQUEST_ID_CHARACTERS
 from pdnode.errors import BadRequest, Cause
+from pdnode.obs.log import fault
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,10 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     except web.HTTPException as error:
         return _http_error(request, error)
     except Exception:
-        logger.exception("api.internal_error req=%s path=%s", request_id(request), request.path)
+        fault(
+            logger, "api.internal_error", "a handler failed",
+            req=request_id(request), path=request.path[:256],
+        )  # fmt: skip
         return error_response(internal_error(request))
 
 

@@ -20,6 +20,7 @@ from pdnode.api.stream import EventWriter, StreamOptions, stream_answer
 from pdnode.api.text import Assembler, Piece, joined
 from pdnode.core.request import Request
 from pdnode.errors import Cause, ClientGone
+from pdnode.obs.log import fault
 from pdnode.obs.metrics import RequestMeter
 
 logger = logging.getLogger(__name__)
@@ -123,8 +124,7 @@ async def _streamed(
     except Exception:
         if not writer.opened:
             raise
-        request_id = work.choices[0].request.request_id
-        logger.exception("api.internal_error req=%s", request_id)
+        fault(logger, "api.internal_error", "a stream failed", req=work.choices[0].request.request_id)
         await writer.send(error_body(internal_error(http)))
     return writer.response
 

@@ -21,6 +21,7 @@ from pdnode.api.limits import (
 )
 from pdnode.config import ApiConfig
 from pdnode.errors import Unavailable
+from pdnode.obs.log import event
 
 logger = logging.getLogger(__name__)
 _http_log = logging.getLogger("pdnode.api.http")
@@ -172,5 +173,8 @@ def _connection_limit(asked: int) -> int:
     allowed = int(soft * DESCRIPTORS_FOR_CONNECTIONS)
     if soft == resource.RLIM_INFINITY or asked <= allowed:
         return asked
-    logger.warning("api.connections_limited asked=%d limit=%d nofile=%d", asked, allowed, soft)
+    event(
+        logger, logging.WARNING, "api.connections_limited", "fewer connections than configured",
+        asked=asked, limit=allowed, nofile=soft,
+    )  # fmt: skip
     return allowed

@@ -1,7 +1,9 @@
 """Metrics: every row of the table moves, and is documented."""
 
+import re
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -281,3 +283,25 @@ def test_the_documentation_has_every_metric() -> None:
     ]
     documented = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
     assert documented == rows
+
+
+def test_the_dashboard_queries_only_metrics_that_exist() -> None:
+    dashboard = msgspec.json.decode((DOCS.parent / "grafana.json").read_bytes())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [one["query"]["query"] for one in dashboard["templating"]["list"][1:]]
+    queried = set()
+    for query in queries:
+        found = re.findall(r"\b(?:vllm:|pdnode_)[a-z0-9_]+", query)
+        assert found, query
+        queried |= set(found)
+    exported = {
+        name + end
+        for name, metric in TABLE.items()
+        for end in (("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",))
+    }
+    assert queried <= exported
+    for query in queries:  # every label that is asked for is one of the metric's
+        for name, wanted in re.findall(r"\b((?:vllm:|pdnode_)[a-z0-9_]+)\{([^}]*)\}", query):
+            labels = {one.partition("=")[0].strip("!~ ") for one in wanted.split(",")}
+            metric = TABLE.get(name) or TABLE[re.sub(r"_(bucket|sum|count)$", "", name)]
+            assert labels <= {"instance", *metric.labels}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -344,3 +345,25 @@ async def test_records_of_both_nodes_agree(duo: Duo) -> None:
     )  # fmt: skip
     assert abs(parts - request.ttft_s) < 1e-3
     assert request.transfer_wait_s > -1e-3
+
+
+async def test_the_examples_of_the_operations_guide_work(duo: Duo) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "operations.md"
+    block = guide.read_text().partition("```sh\n")[2].partition("```")[0]
+    commands = [line for line in block.splitlines() if line and not line.startswith("#")]
+    assert len(commands) >= 10
+    for command in commands:
+        assert command.startswith("curl ")
+        process = await asyncio.create_subprocess_shell(
+            command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "SOCKET": str(duo.decode.spec.admin)},
+        )
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+        assert process.returncode == 0, (command, err)
+        assert out, command
+        if " -X POST" in command:
+            assert msgspec.json.decode(out)["done"], (command, out)
+    assert (await duo.at_decode.until(lambda one: one.ready)).node.state == "serving"
