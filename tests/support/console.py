@@ -72,7 +72,7 @@ class ToldSource:
             raise SourceError("no answer within 30 s")
         return self.answer
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         return
 
 

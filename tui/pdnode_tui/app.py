@@ -107,7 +107,7 @@ class TopApp(App[None]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._recorder is not None:
             self._recorder.close()
-        await self._source.close()
+        await self._source.aclose()
 
     # snapshots and events
 

@@ -91,7 +91,7 @@ async def _once(source: Source, view: View, *, as_json: bool) -> int:
         sys.stderr.write(f"{source.name}: {error}\n")
         return EXIT_UNAVAILABLE
     finally:
-        await source.close()
+        await source.aclose()
     if as_json:
         return _write(data.decode() + "\n")
     console = Console(view, time.monotonic)

@@ -28,7 +28,7 @@ class SourceEnded(Exception):
 
 class Source(Protocol):
     """`follow` gives events after a cursor until the connection is lost. One call of each kind at
-    a time; `close` at the end.
+    a time; `aclose` at the end.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Source(Protocol):
     async def fetch(self) -> bytes: ...
     def follow(self, cursor: int) -> AsyncIterator[Event]: ...
     async def act(self, action: str, body: dict[str, str], *, key: str) -> ActionAnswer: ...
-    async def close(self) -> None: ...
+    async def aclose(self) -> None: ...
 
 
 def read_snapshot(data: bytes) -> Snapshot:
@@ -103,7 +103,7 @@ class SocketSource:
         except (aiohttp.ClientError, OSError) as error:
             raise SourceError(_reason(error, ACTION_TIMEOUT_S)) from error
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
 
@@ -148,7 +148,7 @@ class MockSource:
     async def act(self, action: str, body: dict[str, str], *, key: str) -> ActionAnswer:
         return ActionAnswer(done=True, text=f"mock: {action} {' '.join(body.values())}".rstrip())
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         return
 
 
@@ -180,7 +180,7 @@ class ReplaySource:
     async def act(self, action: str, body: dict[str, str], *, key: str) -> ActionAnswer:
         raise SourceError("a recording cannot be told anything")
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         self._file.close()
 
 
