@@ -19,7 +19,6 @@ from aiohttp import web
 from pdnode.api.admin_actions import Actions, Actor, RememberedAnswers, failed
 from pdnode.obs.events import EventRing
 from pdnode.obs.records import Records
-from pdnode.obs.snapshot import Snapshot, encode
 
 SOCKET_MODE = 0o660
 MAX_BODY_BYTES = 64 << 10
@@ -51,7 +50,9 @@ class LogLevel(msgspec.Struct, frozen=True):
 class AdminNode(Actor, Protocol):
     """What the admin routes need of the node. Called on the event loop; only `act` waits."""
 
-    def snapshot(self) -> Snapshot: ...
+    def snapshot(self) -> bytes:
+        """obs.snapshot.Snapshot as JSON."""
+
     def settings(self) -> Sequence[SettingValue]: ...
     def log_level(self) -> str: ...
 
@@ -64,7 +65,7 @@ class _Routes:
         self._streams = 0
 
     async def snapshot(self, _request: web.Request) -> web.Response:
-        return web.Response(body=encode(self._node.snapshot()), content_type="application/json")
+        return web.Response(body=self._node.snapshot(), content_type="application/json")
 
     async def transfers(self, _request: web.Request) -> web.Response:
         return _json(list(self._records.transfers))

@@ -103,9 +103,9 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
         return error_response(BadRequest("the request body could not be read"))
     except web.HTTPException as error:
         return _http_error(request, error)
-    except Exception:
+    except Exception as error:  # noqa: BLE001 - the last resort: the client must hear of it
         fault(
-            logger, "api.internal_error", "a handler failed",
+            logger, "api.internal_error", "a handler failed", error,
             req=request_id(request), path=request.path[:256],
         )  # fmt: skip
         return error_response(internal_error(request))

@@ -121,10 +121,11 @@ async def _streamed(
         if not writer.opened:
             raise
         await writer.send(error_body(cause))
-    except Exception:
+    except Exception as error:
         if not writer.opened:
             raise
-        fault(logger, "api.internal_error", "a stream failed", req=work.choices[0].request.request_id)
+        request_id = work.choices[0].request.request_id
+        fault(logger, "api.internal_error", "a stream failed", error, req=request_id)
         await writer.send(error_body(internal_error(http)))
     return writer.response
 

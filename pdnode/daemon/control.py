@@ -38,13 +38,13 @@ class Control:
         self._reloader = reloader
         self._reload_failure = ""
         self.stopping = False
-        self.build_snapshot: Callable[[], form.Snapshot] | None = None
+        self.encode_snapshot: Callable[[], bytes] | None = None
 
     # what it shows
 
-    def snapshot(self) -> form.Snapshot:
-        assert self.build_snapshot is not None
-        return self.build_snapshot()
+    def snapshot(self) -> bytes:
+        assert self.encode_snapshot is not None
+        return self.encode_snapshot()
 
     def settings(self) -> Sequence[SettingValue]:
         return [

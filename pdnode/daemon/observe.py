@@ -54,7 +54,7 @@ class Observation:
             boot=self._boot,
             actions=control.actions,
         )
-        control.build_snapshot = snapshots.build
+        control.encode_snapshot = snapshots.encode
         self.warnings.add_source(control.conditions)
         return control
 

@@ -1,5 +1,6 @@
 """The snapshot's view of NICs and peers."""
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable
 
@@ -10,6 +11,8 @@ from pdnode.obs.snapshot import Nic, NicErrors, NicPeer, Peer, Warning
 from pdnode.types import NodeId, count_pages
 
 _SLOW = "W203"
+MAX_SHARES = 8
+"""Peers shown of one NIC: the busiest."""
 
 
 def build_nics(parts: Figures, watch: Watch) -> tuple[Nic, ...]:
@@ -19,10 +22,17 @@ def build_nics(parts: Figures, watch: Watch) -> tuple[Nic, ...]:
     found = []
     for nic in parts.nics():
         flow = watch.nics.get(nic.name)
+        busiest = heapq.nlargest(
+            MAX_SHARES,
+            (
+                (part.rx.now or 0, part.tx.now or 0, peer)
+                for (name, peer), part in watch.peers.items()
+                if name == nic.name
+            ),
+            key=lambda share: share[0] + share[1],
+        )
         shares = [
-            NicPeer(peer=peer, rx_bytes_per_s=part.rx.now, tx_bytes_per_s=part.tx.now)
-            for (name, peer), part in watch.peers.items()
-            if name == nic.name
+            NicPeer(peer=peer, rx_bytes_per_s=rx, tx_bytes_per_s=tx) for rx, tx, peer in busiest
         ]
         found.append(
             Nic(
@@ -95,6 +105,6 @@ def _held(parts: Figures) -> tuple[Counter[str], Counter[str]]:
     return inflight, quarantined
 
 
-def _sum(rates: list[float | None]) -> float | None:
+def _sum(rates: list[int | None]) -> int | None:
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None

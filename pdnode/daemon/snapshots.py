@@ -19,6 +19,8 @@ from pdnode.obs.metrics import Metrics
 from pdnode.obs.windows import WINDOW_S, WindowQuantiles
 from pdnode.types import Role
 
+MAX_BYTES = 64 << 10
+
 
 class Snapshots:
     """Call `build` as often as somebody looks. Runs on the event loop."""
@@ -42,6 +44,19 @@ class Snapshots:
         self._actions = actions
         self._wall_clock = wall_clock
         self._clock = metrics.clock
+
+    def encode(self) -> bytes:
+        """The document as JSON, at most MAX_BYTES: long ids and texts make the lists shorter."""
+        snapshot = self.build()
+        body = form.encode(snapshot)
+        while len(body) > MAX_BYTES and (snapshot.requests or snapshot.transfers):
+            snapshot = msgspec.structs.replace(
+                snapshot,
+                requests=snapshot.requests[: len(snapshot.requests) * 3 // 4],
+                transfers=snapshot.transfers[: len(snapshot.transfers) * 3 // 4],
+            )
+            body = form.encode(snapshot)
+        return body
 
     def build(self) -> form.Snapshot:
         parts, now = self._parts, self._clock()

@@ -44,8 +44,8 @@ class Watch:
     def __init__(self, parts: Figures, records: Records, metrics: Metrics) -> None:
         self._parts = parts
         self._metrics = metrics
-        self._clock: Callable[[], float] = metrics.clock
-        self.started_at = self._clock()
+        self.clock: Callable[[], float] = metrics.clock
+        self.started_at = self.clock()
         self.transfers = WindowQuantiles()
         self.ttft = WindowQuantiles()
         self.total = WindowQuantiles()
@@ -69,7 +69,7 @@ class Watch:
             await asyncio.sleep(SAMPLE_S)
 
     def sample(self) -> None:
-        now = self._clock()
+        now = self.clock()
         self._parts.warnings.current()  # raises and clears them when nobody looks
         self._sample_nics(now)
         self._sample_peers(now)
@@ -133,7 +133,7 @@ class Watch:
     # what ended
 
     def _request_ended(self, record: RequestRecord) -> None:
-        now = self._clock()
+        now = self.clock()
         self._metrics.request_done(record)
         if record.finish in _ANSWERED:
             self.ended.add("requests_done", now=now)
@@ -154,7 +154,7 @@ class Watch:
             self.transfers.add(took_s, now=now)
 
     def _transfer_ended(self, record: TransferRecord) -> None:
-        now = self._clock()
+        now = self.clock()
         self._metrics.transfer_done(record)
         if self._parts.push is not None:
             self._peak("prefill", self._parts.push.open_pushes + 1)

@@ -46,10 +46,12 @@ def _code(record: logging.LogRecord) -> str:
     return code if isinstance(code, str) else ""
 
 
-def fault(logger: logging.Logger, code: str, text: str, /, **fields: Field) -> None:
-    """Log the exception that is being handled, with its trace: one that nobody foresaw."""
+def fault(
+    logger: logging.Logger, code: str, text: str, error: Exception, /, **fields: Field
+) -> None:
+    """Log an exception that nobody foresaw, with its trace."""
     extra = {"code": code, "fields": fields}
-    logger.error("%s", text, exc_info=True, extra=extra, stacklevel=2)
+    logger.error("%s", text, exc_info=error, extra=extra, stacklevel=2)
 
 
 def event_fields(record: logging.LogRecord) -> dict[str, Field]:

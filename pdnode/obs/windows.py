@@ -86,7 +86,7 @@ class Rates:
 
     def __init__(self) -> None:
         self.history: deque[int] = deque(maxlen=WINDOW_S)  # per second, oldest first
-        self.peak = 0.0
+        self.peak = 0
         self._last: tuple[float, int] | None = None
 
     def sample(self, total: int, *, now: float) -> None:
@@ -94,14 +94,14 @@ class Rates:
         last, self._last = self._last, (now, total)
         if last is None or total < last[1] or now <= last[0]:
             return
-        rate = (total - last[1]) / (now - last[0])
-        self.history.append(round(rate))
+        rate = round((total - last[1]) / (now - last[0]))
+        self.history.append(rate)
         self.peak = max(self.peak, rate)
 
     @property
-    def now(self) -> float | None:
+    def now(self) -> int | None:
         """Per second, over the last sample; None before there are two."""
-        return float(self.history[-1]) if self.history else None
+        return self.history[-1] if self.history else None
 
     @property
     def mean(self) -> float | None:

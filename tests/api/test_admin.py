@@ -17,7 +17,7 @@ from pdnode.api.admin_actions import MAX_KEYS, Action, ActionRefused, Cancel
 from pdnode.obs.events import EventRing
 from pdnode.obs.log import event
 from pdnode.obs.records import Records
-from pdnode.obs.snapshot import Model, Node, Snapshot
+from pdnode.obs.snapshot import Model, Node, Snapshot, encode
 from tests.support.admin import Admin, admin_of
 
 
@@ -37,9 +37,10 @@ class FakeNode:
             raise ActionRefused(404, "no such request")
         return f"number {number}"
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> bytes:
         node = Node(id="n", boot="b", role="decode", state="serving", version="1", uptime_s=2.0)
-        return Snapshot(protocol=1, time_s=3.0, node=node, model=Model(name="m"), ready=True)
+        model = Model(name="m")
+        return encode(Snapshot(protocol=1, time_s=3.0, node=node, model=model, ready=True))
 
     def settings(self) -> list[SettingValue]:
         return [SettingValue("node.log_level", '"info"', "default", True)]
