@@ -16,7 +16,7 @@ EXAMPLE_TABLES = {"prefill"}
 HEAD = f"""\
 # pdnode configuration. Every key is here with its default; keys without one are commented out.
 # `pdnode check-config --config FILE --print-effective` shows what takes effect, and from where.
-# "reload" marks what a running node could take over; this version has no reload: restart it.
+# "reload" marks what `pdnode reload` takes over; a change of any other key needs a restart.
 
 config_version = {CONFIG_VERSION}
 """
@@ -31,8 +31,8 @@ defaults, and the environment gives nothing but the path (`PDNODE_CONFIG`).
 integers (bytes) or text with a binary unit, `"64GiB"`; times are in seconds. Secrets are never in
 the file: a key that ends in `_credential` names one.
 
-*Reload* says whether a running node could take a new value. This version has no reload command: a
-change needs a restart.
+*Reload* says whether `pdnode reload` gives a new value to a running node; a change of any other key
+needs a restart.
 """
 
 
