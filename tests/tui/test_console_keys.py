@@ -62,10 +62,19 @@ def test_the_choice_stays_on_its_row_when_rows_move() -> None:
     press(console, "down")
     console.received(mock.snapshot("degraded"))  # the same request is the oldest now
     assert console.view.selected == "e5b2006f"
+
+
+def test_without_a_transfer_enter_opens_the_last_slow_one_and_x_cancels_nothing() -> None:
+    console, _ = started()
     gone = msgspec.structs.replace(mock.snapshot("healthy"), transfers=())
     console.received(gone)
-    press(console, "down", "enter")
-    assert console.view.screen == "flow"  # nothing there to move in, nothing to open
+    press(console, "down", "X")
+    assert (console.view.prompt, console.view.result) == (None, "no request is chosen here")
+    press(console, "enter")
+    assert (console.view.screen, console.view.request) == ("detail", "c04411ef")
+    console.received(msgspec.structs.replace(gone, last_slow=None))
+    press(console, "escape", "enter")
+    assert console.view.screen == "flow"
 
 
 def test_enter_opens_a_request_and_escape_leads_back() -> None:

@@ -85,6 +85,20 @@ def test_a_prefill_node_shows_what_it_sends() -> None:
     assert "61,400 tok/s" in lines[1]  # prompt tokens are its trade
 
 
+def test_a_decode_node_that_knows_no_layers_shows_pages_instead() -> None:
+    [first, *_] = mock.snapshot("healthy").transfers
+    one = msgspec.structs.replace(first, layer=None, layer_posted=None, pages_done=64.0)
+    lines = picture(changed("healthy", transfers=(one,)), View(), 100, 30)
+    assert lines[12].startswith("│ 03de88a1 ▕████████████░░░")
+    assert lines[13].split()[1:4] == ["wire;", "layers", "are"]
+
+
+def test_the_last_slow_transfer_stands_where_nothing_is_in_flight() -> None:
+    lines = picture(changed("degraded", transfers=()), View(), 100, 30)
+    assert "last slow: c04411ef from pf-02  418ms  21s ago" in lines[12]
+    assert "layer 71 took longest: 13ms on the wire" in lines[13]
+
+
 def test_without_a_line_rate_the_scale_is_the_peak_and_said_so() -> None:
     healthy = mock.snapshot("healthy")
     nics = tuple(msgspec.structs.replace(nic, line_bytes_per_s=None) for nic in healthy.nics)

@@ -29,7 +29,7 @@ from pdnode.api.admin_actions import Action, ActionRefused, Cancel, Drain
 from pdnode.obs.events import EventRing
 from pdnode.obs.log import event
 from pdnode.obs.records import Records
-from pdnode.obs.snapshot import Snapshot, encode
+from pdnode.obs.snapshot import encode
 from tests.support.console import until
 
 
@@ -47,10 +47,10 @@ class Daemon:
             raise ActionRefused(404, "no such request")
         return "as you say"
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> bytes:
         made = mock.snapshot("healthy")
         node = msgspec.structs.replace(made.node, boot=self.boot)
-        return msgspec.structs.replace(made, node=node, events=self.ring.last(32))
+        return encode(msgspec.structs.replace(made, node=node, events=self.ring.last(32)))
 
     def settings(self) -> list[SettingValue]:
         return []
@@ -80,7 +80,7 @@ async def test_snapshot_actions_and_events_of_a_daemon(tmp_path: Path) -> None:
     daemon, source = Daemon(), SocketSource(path)
     daemon.happen("first")
     async with serving(daemon, path), contextlib.aclosing(source):
-        assert read_snapshot(await source.fetch()) == daemon.snapshot()
+        assert await source.fetch() == daemon.snapshot()
         said = await source.act("drain", {}, key="k1")
         assert (said.done, said.text) == (True, "as you say")
         again = await source.act("drain", {}, key="k1")

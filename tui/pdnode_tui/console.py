@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pdnode.obs.snapshot import ActionAnswer, Event, Snapshot
 from pdnode_tui import units
 from pdnode_tui.lines import Line
-from pdnode_tui.render import chosen_request, draw, row_keys
+from pdnode_tui.render import chosen_request, draw, open_request, row_keys
 from pdnode_tui.render.footer import offered
 from pdnode_tui.view import INTERVALS_S, SCREENS, SORTS, Prompt, Stale, View
 
@@ -154,7 +154,7 @@ class Console:
         if key in _STEPS or key in ("home", "end"):
             self._move(key)
         elif key == "enter":
-            request = chosen_request(self._picture_of, view)
+            request = open_request(self._picture_of, view)
             if request is not None and view.screen != "detail":
                 self._change(request=request)
                 self._open("detail", behind=view.screen)

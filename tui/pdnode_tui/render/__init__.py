@@ -68,8 +68,16 @@ def row_keys(snapshot: Snapshot | None, view: View) -> list[str]:
     return []
 
 
+def open_request(snapshot: Snapshot | None, view: View) -> str | None:
+    """Id of the request that Enter opens: the chosen one, or the last slow where none is there."""
+    request = chosen_request(snapshot, view)
+    if request is None and view.screen == "flow" and snapshot is not None and snapshot.last_slow:
+        return snapshot.last_slow.request_id
+    return request
+
+
 def chosen_request(snapshot: Snapshot | None, view: View) -> str | None:
-    """Id of the request that Enter opens and X cancels; None where the screen has none."""
+    """Id of the request that X cancels; None where the screen has none."""
     if snapshot is None:
         return None
     if view.screen == "detail":

@@ -95,15 +95,15 @@ def queues_line(snapshot: Snapshot, width: int) -> Line:
 
 def _phase(name: str, quantiles: Quantiles | None, scale: float | None, width: int) -> Line:
     if quantiles is None:
-        return fit(((f" {name:<17}    -      -", "dim"),), width)
-    text = f" {name:<17}{units.duration(quantiles.p50_s):>6} {units.duration(quantiles.p99_s):>6} "
+        return fit(((f" {name:<19}     -      -", "dim"),), width)
+    text = f" {name:<19}{units.duration(quantiles.p50_s):>6} {units.duration(quantiles.p99_s):>6} "
     room = max(0, min(30, width - len(text) - 1))
     return fit(((text, ""), (bar(share(quantiles.p50_s, scale), room), "bar")), width)
 
 
 def _latency(latency: Latency | None, width: int, height: int) -> list[Line]:
     """Bars are the share of the median TTFT."""
-    lines: list[Line] = [fit(((f" {'last 60 s':<17}{'p50':>6} {'p99':>6}", "dim"),), width)]
+    lines: list[Line] = [fit(((f" {'last 60 s':<19}{'p50':>6} {'p99':>6}", "dim"),), width)]
     if latency is None:
         lines.append(fit(((" nothing measured yet", "dim"),), width))
     else:

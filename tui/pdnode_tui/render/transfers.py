@@ -2,7 +2,7 @@
 
 from pdnode.obs.snapshot import LayerMark, SlowTransfer, Snapshot, Transfer
 from pdnode_tui import units
-from pdnode_tui.lines import Line, Span, clean, fit, sides
+from pdnode_tui.lines import Line, Span, clean, fit, sides, width_of
 from pdnode_tui.meter import bar, share
 from pdnode_tui.render.common import found, marked, sends, title
 from pdnode_tui.table import Column, Panel, Rows, chosen, table
@@ -107,35 +107,45 @@ def _layers(snapshot: Snapshot, view: View, width: int) -> list[Line]:
     """Two lines: the layers of the chosen transfer, or of the last slow one."""
     transfer = selection(snapshot, view)
     if transfer is None:
-        return _slow(snapshot.last_slow, width)
+        return _slow(snapshot.last_slow, "to" if sends(snapshot) else "from", width)
     name = clean(transfer.request_id, 16)
-    layers = transfer.layers or 0
-    done = min(transfer.layer or 0, layers)
-    posted = max(done, min(transfer.layer_posted or 0, layers))
-    head = f" {name} layer 0▕"
-    end = f"▏{max(0, layers - 1)} "
-    room = max(1, width - len(head) - len(end))
-    full = round(room * done / layers) if layers else 0
-    wire = min(room - full, max(1 if posted > done else 0, round(room * (posted - done) / layers)
-                                if layers else 0))  # fmt: skip
-    first: Line = ((head, ""), ("█" * full, "good"), ("▓" * wire, "warn"),
-                   ("░" * (room - full - wire), "dim"), (end, ""))  # fmt: skip
-    rest = f"on wire {posted - done}  to do {layers - posted}" if layers else clean(transfer.state)
     moved = f"{units.volume(transfer.bytes_done)} of {units.volume(transfer.bytes)}"
+    if transfer.layer is None or not transfer.layers:
+        first = _meter(f" {name} ▕", [(_done(transfer), "█", "good")], "▏", width)
+        rest = f"{clean(transfer.state, 12)}; layers are known at the prefill node"
+    else:
+        layers = transfer.layers
+        done = max(0, min(transfer.layer, layers))
+        wire = max(done, min(transfer.layer_posted or 0, layers)) - done
+        parts = [(done / layers, "█", "good"), (wire / layers, "▓", "warn")]
+        first = _meter(f" {name} layer 0▕", parts, f"▏{layers - 1} ", width)
+        rest = f"on wire {wire}  to do {layers - done - wire}"
     return [
-        fit(first, width),
+        first,
         sides([(0, ((f"  {rest}", ""),)), (1, ((moved, ""),))],
               [(2, (("enter: detail", "dim"),))], width),
     ]  # fmt: skip
 
 
-def _slow(slow: SlowTransfer | None, width: int) -> list[Line]:
+def _meter(head: str, parts: list[tuple[float, str, str]], end: str, width: int) -> Line:
+    """`parts` are (share of the whole, glyph, style); a share that is not 0 has a cell at least."""
+    room = width - width_of(((head + end, ""),))
+    left = room
+    spans: list[Span] = [(head, "")]
+    for ratio, glyph, style in parts:
+        cells = min(left, max(ratio > 0, round(room * ratio)))
+        spans.append((glyph * cells, style))
+        left -= cells
+    return fit((*spans, ("░" * left, "dim"), (end, "")), width)
+
+
+def _slow(slow: SlowTransfer | None, way: str, width: int) -> list[Line]:
     if slow is None:
         return [fit(((" no slow transfer yet", "dim"),), width), fit((), width)]
-    worst = worst_layer(slow)
+    worst, name = worst_layer(slow), clean(slow.request_id, 16)
     text = f"layer {worst.layer} took longest: {_us(worst)}" if worst else "no layers recorded"
     return [
-        sides([(0, ((f"last slow: {clean(slow.request_id, 16)} from {clean(slow.peer, 16)}", ""),)),
+        sides([(0, ((f"last slow: {name} {way} {clean(slow.peer, 16)}", ""),)),
                (1, ((units.duration(slow.total_s), "warn"),)),
                (2, ((f"{units.duration(slow.ended_s)} ago", "dim"),))], [], width),
         sides([(0, ((f"  {text}", ""),))], [(1, (("enter: detail", "dim"),))], width),
