@@ -52,6 +52,24 @@ def test_what_comes_before_arm_counts(pair: tuple[Node, Node]) -> None:
     assert target.wait("reached", slot=7).count == 4
 
 
+def test_what_has_landed_can_be_read_at_any_time(pair: tuple[Node, Node]) -> None:
+    sender, target = pair
+    assert target.fabric.counted(5) == 0
+    send(sender, 5, 1, 2)
+    until_received(target, 2)
+    assert target.fabric.counted(5) == 0  # nobody has armed it: whose these are is not known
+    target.fabric.arm(5, 1, 1, 4)
+    assert target.fabric.counted(5) == 2
+    send(sender, 5, 1, 2)
+    target.wait("reached", slot=5)
+    assert target.fabric.counted(5) == 4
+    target.fabric.disarm(5)
+    assert target.fabric.counted(5) == 0
+    for slot in (0, 4096, -1):
+        with pytest.raises(FabricError, match="is not 1 to 4095"):
+            target.fabric.counted(slot)
+
+
 def test_a_late_generation_is_dropped(pair: tuple[Node, Node]) -> None:
     sender, target = pair
     target.fabric.arm(4095, 9, 1, 2)

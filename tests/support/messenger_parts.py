@@ -48,6 +48,7 @@ class RecordingFabric:
         self.calls: list[tuple[Any, ...]] = []
         self.rows: dict[int, list[tuple[int, ...]]] = {}  # what close_transfer returns
         self.refuse: set[str] = set()  # names of calls that raise FabricError
+        self.landed: dict[int, int] = {}  # by slot: what `counted` returns
 
     def _record(self, name: str, *arguments: object) -> None:
         if name in self.refuse:
@@ -64,6 +65,9 @@ class RecordingFabric:
 
     def disarm(self, slot: int) -> None:
         self._record("disarm", slot)
+
+    def counted(self, slot: int) -> int:
+        return self.landed.get(slot, 0)
 
     def fence(self, session: int, pair: Pair | None = None) -> None:
         self._record("fence", session, pair)

@@ -366,3 +366,44 @@ async def test_slots_are_waited_for_in_turn(node: Node) -> None:
     for cancelled in (waiters[0], waiters[2]):
         with pytest.raises(asyncio.CancelledError):
             await cancelled
+
+
+async def test_who_watches_sees_what_has_landed(node: Node) -> None:
+    pull = node.begin()
+    node.fabric.landed[1] = 4
+    assert node.pulls.units(pull) == (4, 3 * LAYERS)
+    node.fabric.landed[1] = 99  # more than planned is an overshoot, and not more than all
+    assert node.pulls.units(pull) == (6, 6)
+    assert (pull.over, pull.quarantined) == (False, False)
+    node.reach(Slot(1, 0))
+    assert (pull.over, pull.quarantined) == (False, False)  # `drained` is owed, and it is read
+    node.pulls.end(pull)
+    assert (pull.over, pull.quarantined) == (False, True)
+    assert list(node.pulls.open()) == [pull]
+    node.hear(drained())
+    assert list(node.pulls.open()) == []
+
+
+async def test_a_reload_holds_for_attempts_to_come(node: Node) -> None:
+    node.begin()
+    node.pulls.reload(PeerConfig(request_stall_s=7.0))
+    node.begin()
+    assert [frame.deadline_s for frame in node.outbox.take()] == [30.0, 7.0]  # type: ignore[union-attr]
+
+
+async def test_a_trace_goes_with_the_dispatch(node: Node) -> None:
+    slot = node.slots.take()
+    assert slot is not None
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    node.pulls.begin(
+        node.end,
+        request_id="r",
+        prompt=(1, 2),
+        pages=node.pool.reserve(1),
+        slot=slot,
+        priority=0,
+        traceparent=trace,
+    )
+    [dispatch] = node.outbox.take()
+    assert isinstance(dispatch, wire.Dispatch)
+    assert dispatch.traceparent == trace

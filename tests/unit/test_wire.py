@@ -69,6 +69,16 @@ def test_fields_that_a_later_version_adds_are_passed_over() -> None:
     assert wire.decode(packed("nic_fenced", [1, 2], "new", 7)) == wire.NicFenced((1, 2))
 
 
+def test_a_dispatch_of_an_older_node_has_no_trace() -> None:
+    old = packed("dispatch", "k", "r", [1], [[0, 1]], 0, 1 << 20, -1, 1.0, 0, "off")
+    frame = wire.decode(old)
+    assert isinstance(frame, wire.Dispatch)
+    assert frame.traceparent == ""
+    new = packed("dispatch", "k", "r", [1], [[0, 1]], 0, 1 << 20, -1, 1.0, 0, "off", "t" * 65)
+    with pytest.raises(wire.WireError, match="bad frame"):
+        wire.decode(new)
+
+
 @given(st.binary(max_size=200))
 def test_random_bytes_give_a_frame_or_a_wire_error(data: bytes) -> None:
     try:
