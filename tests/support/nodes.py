@@ -196,9 +196,10 @@ class Client:
         raise AssertionError(f"{node.spec.name} not at {status}: {seen}\n{node.text()}")
 
     async def ready(self) -> tuple[int, list[str]]:
-        """Status and reasons of /readyz."""
+        """Status of /readyz, and the texts of its warnings that keep the node from being ready."""
         async with self.session.get(f"{self.spec.url}/readyz") as answer:
-            return answer.status, await answer.json()
+            shown = await answer.json()
+        return answer.status, [one["text"] for one in shown if one["affects_readiness"]]
 
     async def complete(
         self, prompt: list[int] | str, max_tokens: int, **fields: object
