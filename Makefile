@@ -5,7 +5,7 @@ export CONSTRAINTS
 
 BIN := .venv/bin
 # Everything but `parity` (the long grid) and the suites that need a device.
-SUITES := tidy unit property memory host fabric engine api e2e
+SUITES := tidy unit property memory host fabric engine api tui e2e
 CHECK_SUITES := tidy unit property
 PATHS := pdnode tui tests scripts
 
