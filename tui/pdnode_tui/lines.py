@@ -99,7 +99,7 @@ def plain(line: Line) -> str:
 
 
 def width_of(line: Line) -> int:
-    return sum(cell_len(text) for text, _ in line)
+    return cell_len(plain(line))
 
 
 def fit(line: Line, width: int, *, right: bool = False) -> Line:
