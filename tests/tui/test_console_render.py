@@ -130,6 +130,12 @@ def test_stale_says_for_how_long_and_when_it_tries_again() -> None:
     assert set(body) == {"dim"}
 
 
+def test_a_daemon_of_another_version_is_shown_with_both_versions() -> None:
+    lines = picture(changed("healthy", protocol=7), View(), 100, 30)
+    assert lines[0].startswith(" pdnode  snapshot v7, console v1  node-a17")
+    assert "snapshot v" not in picture(mock.snapshot("healthy"), View(), 100, 30)[0]
+
+
 def test_never_an_empty_screen_before_the_first_answer() -> None:
     view = View(stale=Stale(3.0, 2.0, 2, "No such file or directory"), source=SOURCE)
     text = "\n".join(picture(None, view, 80, 24))

@@ -1,6 +1,6 @@
 """The first three lines: who and in what state; the figures a pager asks for; what is wrong."""
 
-from pdnode.obs.snapshot import Quantiles, Snapshot, Warning
+from pdnode.obs.snapshot import PROTOCOL, Quantiles, Snapshot, Warning
 from pdnode_tui import units
 from pdnode_tui.lines import Item, Line, clean, fit, sides
 from pdnode_tui.meter import bar
@@ -40,6 +40,9 @@ def identity(snapshot: Snapshot, view: View, width: int) -> Line:
         (3, ((clean(node.role, 12).upper(), ""),)),
         (6, ((f"{clean(model.name, 32)} {clean(model.dtype or '', 8)}".rstrip(), ""),)),
     ]
+    if snapshot.protocol != PROTOCOL:  # what the other does not know is not there or not shown
+        versions = f"snapshot v{snapshot.protocol}, console v{PROTOCOL}"
+        left.insert(1, (1, ((versions, "warn"),)))
     up = sum(peer.state in UP_STATES for peer in snapshot.peers)
     right: list[Item] = [
         (0, (("● ", style), (state, style))),
