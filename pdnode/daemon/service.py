@@ -123,7 +123,7 @@ class NodeService:
         elif self.loading:
             found.append(Condition("W101", f"loading: {self.loading}"))
         elif self._role is Role.DECODE and not self._usable():
-            if self._policy is WhenNoPrefill.REFUSE:
+            if self._refuses():
                 text = "no usable prefill peer, and when_no_prefill is refuse"
                 found.append(Condition("W103", text))
             else:
@@ -310,6 +310,9 @@ class NodeService:
         turned = found[self._turn % len(found) :] + found[: self._turn % len(found)]
         pulls = self._pulls
         return min(turned, key=lambda session: pulls.outstanding_tokens(NodeId(session.node)))
+
+    def _refuses(self) -> bool:
+        return self._role is Role.DECODE and self._policy is WhenNoPrefill.REFUSE
 
     def _usable(self) -> list[PeerSession]:
         if self._peers is None:
