@@ -116,6 +116,12 @@ def test_the_worst_warning_comes_first_and_the_rest_is_counted() -> None:
     assert all(code in wide[2] for code in ("W202", "W204", "W117"))
 
 
+def test_where_not_all_peers_fit_those_to_look_at_come_first() -> None:
+    lines = picture(mock.snapshot("degraded"), View(), 80, 24)
+    at = next(row for row, line in enumerate(lines) if "PEERS" in line) + 2
+    assert [line.split()[1] for line in lines[at : at + 4]] == ["pf-02", "pf-05", "pf-01", "pf-03"]
+
+
 def test_stale_says_for_how_long_and_when_it_tries_again() -> None:
     view = View(stale=Stale(12.4, 4.0, 3, "Connection refused"), source=SOURCE)
     snapshot = mock.snapshot("healthy")

@@ -2,7 +2,7 @@
 depends on besides the snapshot."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdnode.obs.snapshot import Event
 
@@ -68,7 +68,7 @@ class View:
     result_bad: bool = False
     stale: Stale | None = None
     source: str = ""  # where snapshots come from, for the last line
-    events: tuple[Event, ...] = field(default=())  # oldest first; more than one snapshot holds
+    events: tuple[Event, ...] = ()  # oldest first; more than one snapshot holds
 
     @property
     def order(self) -> str:

@@ -28,10 +28,13 @@ def flow_screen(
     snapshot: Snapshot, view: View, width: int, height: int, *, terminal: tuple[int, int]
 ) -> list[Line]:
     """`height` lines; `terminal` (width, height) decides what there is room for."""
-    if terminal[0] >= FULL[0] and terminal[1] >= FULL[1]:
+    if _fits(FULL, terminal):
         return _full(snapshot, view, width, height)
-    return _reduced(snapshot, view, width, height, peers=terminal >= REDUCED
-                    and terminal[1] >= REDUCED[1])  # fmt: skip
+    return _reduced(snapshot, view, width, height, peers=_fits(REDUCED, terminal))
+
+
+def _fits(size: tuple[int, int], terminal: tuple[int, int]) -> bool:
+    return terminal[0] >= size[0] and terminal[1] >= size[1]
 
 
 def _main(snapshot: Snapshot, view: View, width: int, height: int) -> Panel:

@@ -54,7 +54,10 @@ def peers_panel(snapshot: Snapshot, view: View, width: int, height: int) -> Pane
     ]
     notes = _notes(snapshot)
     size = max(2, min(height, max(height - len(notes), len(snapshot.peers) + 1)))
-    rows = Rows(snapshot.peers, lambda p: p.name, marked=peer_marks(snapshot), choose=False,
+    marks, peers = peer_marks(snapshot), list(snapshot.peers)
+    if len(peers) >= height:  # not all fit: those to look at come first
+        peers.sort(key=lambda peer: peer.name not in marks)
+    rows = Rows(peers, lambda p: p.name, marked=marks, choose=False,
                 empty="no peer")  # fmt: skip
     lines = table(columns, rows, width=width, height=min(size, len(snapshot.peers) + 1 or 2))
     lines += [fit(note, width) for note in notes]
