@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from pdnode import __version__
+from pdnode.cliadmin import ADMIN_SOCKET, add_admin_parsers
 from pdnode.configfile import load_settings
 from pdnode.configparse import Setting
 from pdnode.configschema import DEMO_MODEL, LOG_FORMATS
 from pdnode.errors import ConfigError, DeviceMissing, Exit, PdnodeError, Problem
 
 DEFAULT_PROMPT = "What is the capital of France?"
-ADMIN_SOCKET = "/run/pdnode/admin.sock"
 MOCKS = ("healthy", "degraded", "stale", "empty")
 SYSTEM_CACHE = Path("/var/cache/pdnode")
 _log = logging.getLogger(__name__)
@@ -338,54 +338,6 @@ def _topology(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _admin(args: argparse.Namespace) -> int:
-    from pdnode import adminclient
-
-    client = adminclient.AdminClient(Path(args.socket))
-    try:
-        if args.action == "status":
-            return adminclient.status(client, as_json=args.json)
-        if args.action == "drain":
-            return adminclient.drain(client, timeout_s=args.timeout_s, as_json=args.json)
-        fields = {"request_id": args.request_id} if args.action == "cancel" else {}
-        return adminclient.act(client, args.action, as_json=args.json, **fields)
-    except adminclient.Unreachable as error:
-        _say(str(error))
-        return Exit.UNAVAILABLE
-    except adminclient.TooSlow as error:
-        _say(str(error))
-        return Exit.TRY_AGAIN
-
-
-def _admin_parsers(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    for name, text in (
-        ("status", "show what the daemon does"),
-        ("drain", "take no new work, and wait until what is there is done (75: not in time)"),
-        ("undrain", "take work again"),
-        ("cancel", "end one request"),
-        ("reload", "read the configuration file again (78: not taken)"),
-    ):
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        command.set_defaults(run=_admin, action=name)
-        command.add_argument(
-            "--socket", metavar="PATH", default=ADMIN_SOCKET, help=f"default: {ADMIN_SOCKET}"
-        )
-        if name == "drain":
-            command.add_argument(
-                "--timeout-s", metavar="S", type=_seconds, default=240.0, help="default: 240"
-            )
-        if name == "cancel":
-            command.add_argument("request_id", metavar="REQUEST_ID", help="as log and status say")
-        _add_json(command)
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1e6:
-        raise ValueError(text)
-    return value
-
-
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -498,7 +450,7 @@ def _parser() -> argparse.ArgumentParser:
             description="Show which NICs and CPUs are near to which GPU, and why each was chosen.",
         )
     )
-    _admin_parsers(commands)
+    add_admin_parsers(commands, add_json=_add_json)
 
     top = commands.add_parser("top", help="watch this node", description="Watch this node.")
     _top_parser(top)
