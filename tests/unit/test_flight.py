@@ -38,7 +38,7 @@ async def remote_record(*, queue_s: float, prefill_s: float, drained: bool) -> R
     )
     outcome: asyncio.Future = asyncio.get_running_loop().create_future()
     found = flight(REMOTE)
-    found.pull = Pull(grant, None, (), 2, outcome, queue_s=queue_s, prefill_s=prefill_s)
+    found.pull = Pull(grant, None, (), 2, "r", 0, outcome, queue_s=queue_s, prefill_s=prefill_s)
     return found.record()
 
 
