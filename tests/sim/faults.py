@@ -1,0 +1,210 @@
+"""What goes wrong. Each fault looks for a place where it can happen now, and says whether it did."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from pdnode.types import Role
+from tests.sim.network import Route
+from tests.sim.wires import Connection
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+    from tests.sim.process import Process
+
+
+class Fault(NamedTuple):
+    name: str
+    act: "Callable[[Cluster], bool]"
+
+
+def _pick(cluster: "Cluster", role: Role | None = None) -> "Process | None":
+    found = [
+        process
+        for process in cluster.processes.values()
+        if process.started and role in (None, process.spec.role)
+    ]
+    return cluster.rng.choice(found) if found else None
+
+
+def _pair(cluster: "Cluster") -> tuple[str, str]:
+    decodes = [name for name, spec in cluster.specs.items() if spec.role is Role.DECODE]
+    prefills = [name for name, spec in cluster.specs.items() if spec.role is Role.PREFILL]
+    return cluster.rng.choice(decodes), cluster.rng.choice(prefills)
+
+
+def _down(cluster: "Cluster", route: Route, longest_s: float = 6.0) -> None:
+    route.down = True
+    cluster.kernel.at(cluster.rng.uniform(0.05, longest_s), route.heal)
+
+
+def link_cut(cluster: "Cluster") -> bool:
+    found = [stream for stream in cluster.streams if not stream.broken]
+    if found:
+        told = cluster.rng.choice(((True, True), (True, False), (False, True), (False, False)))
+        cluster.rng.choice(found).cut(told)
+    return bool(found)
+
+
+def link_partition(cluster: "Cluster") -> bool:
+    _down(cluster, cluster.link_route(*_pair(cluster)))
+    return True
+
+
+def fabric_partition(cluster: "Cluster") -> bool:
+    _down(cluster, cluster.fabric_route(*_pair(cluster)), 9.0)
+    return True
+
+
+def partition(cluster: "Cluster") -> bool:
+    pair = _pair(cluster)
+    _down(cluster, cluster.link_route(*pair))
+    _down(cluster, cluster.fabric_route(*pair))
+    return True
+
+
+def crash(cluster: "Cluster") -> bool:
+    process = _pick(cluster)
+    if process is not None:
+        cluster.crash(process.spec.name, cluster.rng.choice((0.0, 0.05, 0.5, 2.5)))
+    return process is not None
+
+
+def freeze(cluster: "Cluster") -> bool:
+    process = _pick(cluster)
+    if process is None or process.loop.frozen:
+        return False
+    process.freeze()
+    cluster.kernel.at(cluster.rng.uniform(0.05, 5.0), process.thaw)
+    return True
+
+
+def slow(cluster: "Cluster") -> bool:
+    process = _pick(cluster)
+    if process is None:
+        return False
+    process.slow = cluster.rng.uniform(5.0, 200.0)
+    cluster.kernel.at(cluster.rng.uniform(0.2, 3.0), setattr, process, "slow", 1.0)
+    return True
+
+
+def _busy(cluster: "Cluster") -> list[Connection]:
+    return [
+        connection
+        for connection in cluster.ether.connections
+        if connection.usable and connection.prefill.alive and not connection.prefill.frozen
+        and any(not write.back for write in connection.writes)
+    ]  # fmt: skip
+
+
+def write_error(cluster: "Cluster") -> bool:
+    """One write comes back with an error, and may land later."""
+    found = _busy(cluster)
+    if not found:
+        return False
+    connection = cluster.rng.choice(found)
+    write = cluster.rng.choice([write for write in connection.writes if not write.back])
+    connection.prefill.back(write, error="a flush error")
+    return True
+
+
+def connection_dies(cluster: "Cluster") -> bool:
+    """Seen by either end, or by both; everything under way may still land."""
+    found = _busy(cluster) or [c for c in cluster.ether.connections if c.usable and c.target_open]
+    if not found:
+        return False
+    connection = cluster.rng.choice(found)
+    sides = cluster.rng.choice(
+        ((connection.decode,), (connection.prefill,), (connection.decode, connection.prefill))
+    )
+    for side in sides:
+        cluster.ether.told(connection, side)
+    return True
+
+
+def nic_loss(cluster: "Cluster") -> bool:
+    """An interface goes down and comes back; its host may or may not notice."""
+    process = _pick(cluster)
+    if process is None:
+        return False
+    nic = cluster.rng.randrange(process.spec.nics)
+    ether = cluster.ether
+    ether.nic_down.add((process.spec.name, nic))
+    cluster.kernel.at(cluster.rng.uniform(0.2, 9.0), ether.nic_back, process.spec.name, nic)
+    if cluster.rng.random() < 0.5:
+        side = 0 if process.spec.role is Role.DECODE else 1
+        for connection in ether.connections:
+            if (connection.decode, connection.prefill)[side] is not process.core:
+                continue
+            if connection.pair[side] == nic:
+                process.later(
+                    ether.quick(), lambda one=connection: ether.tell_lost(one, process.core)
+                )
+    return True
+
+
+def worker_dies(cluster: "Cluster") -> bool:
+    process = _pick(cluster)
+    if process is None or process.worker.dead or not process.steps.busy:
+        return False
+    process.loop.call_soon(process.worker.die)
+    return True
+
+
+def client_leaves(cluster: "Cluster") -> bool:
+    found = [c for c in cluster.clients if c.outcome is None and not c.leaves and c.process.alive]
+    if not found:
+        return False
+    client = cluster.rng.choice(found)
+    client.leaves = True
+    client.process.loop.call_soon(client.leave)
+    return True
+
+
+def clients_leave(cluster: "Cluster") -> bool:
+    return sum(client_leaves(cluster) for _ in range(5)) > 0
+
+
+def drain(cluster: "Cluster") -> bool:
+    process = _pick(cluster, Role.PREFILL)
+    if process is None or process.pushes is None or process.pushes.draining:
+        return False
+    process.loop.call_soon(process.drain, True)
+    cluster.kernel.at(
+        cluster.rng.uniform(0.2, 2.0), lambda: process.loop.call_soon(process.drain, False)
+    )
+    return True
+
+
+def stray_immediate(cluster: "Cluster") -> bool:
+    """An immediate comes twice: after the count is complete, or after its grant is over."""
+    found = []
+    for core, immediate, weight in cluster.ether.seen[-60:]:
+        counter = core.slots.get(immediate >> 20)
+        old = counter is None or counter.generation != immediate >> 12 & 0xFF
+        if core.alive and (old or (counter is not None and counter.count >= counter.expected)):
+            found.append((core, immediate, weight, old))
+    if not found:
+        return False
+    late = [one for one in found if one[3] and one[1] >> 20 in one[0].slots]
+    core, immediate, weight, _ = cluster.rng.choice(late or found)
+    core.later(0.0, lambda: core.count(immediate, weight))
+    return True
+
+
+FAULTS = (
+    Fault("link cut", link_cut),
+    Fault("link partition", link_partition),
+    Fault("fabric partition", fabric_partition),
+    Fault("partition", partition),
+    Fault("crash", crash),
+    Fault("freeze", freeze),
+    Fault("slow", slow),
+    Fault("write error", write_error),
+    Fault("connection dies", connection_dies),
+    Fault("NIC loss", nic_loss),
+    Fault("worker dies", worker_dies),
+    Fault("client leaves", client_leaves),
+    Fault("clients leave", clients_leave),
+    Fault("drain", drain),
+    Fault("stray immediate", stray_immediate),
+)
