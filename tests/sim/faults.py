@@ -208,3 +208,7 @@ FAULTS = (
     Fault("drain", drain),
     Fault("stray immediate", stray_immediate),
 )
+
+_UNCALM = (link_partition, fabric_partition, partition, freeze, slow, nic_loss, link_cut)
+CALM = tuple(fault for fault in FAULTS if fault.act not in _UNCALM)
+"""After these every answer still comes."""

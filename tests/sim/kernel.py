@@ -5,6 +5,7 @@ nothing runs by itself, the kernel calls whatever is due next. One thread, one o
 """
 
 import asyncio
+import contextlib
 import heapq
 import random
 from collections import deque
@@ -151,7 +152,8 @@ class NodeLoop(asyncio.AbstractEventLoop):
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                task.get_coro().close()  # type: ignore[union-attr]
+                with contextlib.suppress(Exception):  # of a `finally` in what is broken anyway
+                    task.get_coro().close()  # type: ignore[union-attr]
             elif not task.cancelled():
                 task.exception()
         asyncio._set_running_loop(None)

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdnode.config import Config, ModelConfig, NodeConfig, PeerConfig, PrefillConfig
-from pdnode.core import wire
+from pdnode.core import transfer, wire
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.heartbeat import Counters
 from pdnode.core.hello import wire_geometry
 from pdnode.core.pages import PagePool
 from pdnode.core.schedule import Scheduler
 from pdnode.core.slots import Slot, SlotPool
+from pdnode.core.transfer import FailCause
 from pdnode.daemon.peering import Peering
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.steps import StepLoop
-from pdnode.errors import EngineDied
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.peer_link import Identity
@@ -45,6 +45,7 @@ CHUNK_TOKENS = 8
 MAX_WAITING = 64
 TICK_S = 0.25
 MAX_QUARANTINED = 0.5
+LONGEST_LAYER_S = 2.0  # a worker that hangs is for the watchdog
 PEER = PeerConfig(
     token=b"the cluster's",
     heartbeat_s=0.4,
@@ -119,6 +120,11 @@ class NotingPulls(PullMessenger):
         granted = {page: lives[page] for page in expand_runs(pages)}
         self.memory.granted[pull.grant.key] = granted
         return pull
+
+    def _lost(self, pull: Pull, lost: transfer.Lost) -> None:
+        wrong = lost.cause in (FailCause.REJECTED, FailCause.UNKNOWN)
+        assert not wrong, f"a dispatch that was right came back as {lost.cause}: {lost.text}"
+        super()._lost(pull, lost)
 
 
 class Process:
@@ -211,7 +217,7 @@ class Process:
             gate=self.gate,
             schedule=self.steps,
             peer=PEER,
-            drop_link=lambda session, text: self.peers.drop(session, text),
+            drop_link=self._drop_link,
             records=Records(),
             clock=self.loop.time,
         )
@@ -224,7 +230,7 @@ class Process:
             gate=self.gate,
             slots=self.slots,
             peer=PEER,
-            drop_link=lambda session, text: self.peers.drop(session, text),
+            drop_link=self._drop_link,
             clock=self.loop.time,
         )
         pulls.memory = self.memory
@@ -240,16 +246,19 @@ class Process:
         self.started = True
 
     async def _run_steps(self) -> None:
-        try:
-            await self.steps.run()
-        except EngineDied as died:
-            self.service.engine_died(str(died))
-            if self.pushes is not None:
-                self.pushes.engine_failed(str(died))
-            self.service.draining = True
-            self.peers.drain(True)
-            await self.peers.close()
-            self.loop.call_soon(self.cluster.crash, self.spec.name)
+        running = self.loop.create_task(self.steps.run())
+        self.worker.on_death = running.cancel
+        await asyncio.wait([running])
+        if not self.worker.dead:
+            running.result()
+        text = "the worker died"
+        self.service.engine_died(text)
+        if self.pushes is not None:
+            self.pushes.engine_failed(text)
+        self.service.draining = True
+        self.peers.drain(True)
+        await self.peers.close()
+        self.loop.call_soon(self.cluster.crash, self.spec.name)
 
     async def _tick(self) -> None:
         while True:
@@ -267,6 +276,10 @@ class Process:
             waiting_tokens=self.steps.waiting_tokens(),
             free_pages=self.pool.counts.free,
         )
+
+    def _drop_link(self, session: PeerSession, text: str) -> None:
+        self.cluster.check_drop(text)
+        self.peers.drop(session, text)
 
     def _dial(self, host: str, port: int) -> Awaitable[Socket]:
         return self.cluster.dial(self, host)
@@ -315,7 +328,7 @@ class Process:
         return self.pushes._by_transfer[TransferId(transfer)].push.key
 
     def _layer_s(self) -> float:
-        return self.slow * self.cluster.layer_s()
+        return min(LONGEST_LAYER_S, self.slow * self.cluster.layer_s())
 
     def _emit(self, event: Event) -> None:
         if event.kind in SESSION_EVENTS:

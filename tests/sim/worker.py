@@ -31,6 +31,7 @@ class Worker:
         self.steps: StepLoop | None = None
         self.base = 0
         self.dead = False
+        self.on_death: Callable[[], object] = lambda: None
         self.computing: set[int] = set()  # pages that the pass in flight touches
         self._core = core
         self._memory: Memory = core.memory
@@ -70,6 +71,7 @@ class Worker:
         self.computing.clear()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(EngineDied("the worker died"))
+        asyncio.get_running_loop().call_soon(self.on_death)
 
     def _prefixes(self, part: SequenceStep) -> list[int]:
         """Marks of the true prefixes up to the end of this chunk: what the pages should say."""
