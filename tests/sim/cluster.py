@@ -82,7 +82,8 @@ class Cluster:
 
     def _draw_specs(self) -> dict[str, Spec]:
         rng = self.rng
-        here, there = rng.choice(((1, 1), (1, 1), (1, 2), (2, 1)))
+        here, there = rng.choice(((1, 1), (1, 1), (1, 2), (2, 1), (2, 4)))
+        heads = rng.choice((1, max(here, there)))  # 1: the ranks hold copies
         prefills = tuple(f"p{number}" for number in range(rng.choice((1, 2, 2))))
         specs = {}
         for name in (*prefills, *(f"d{number}" for number in range(rng.choice((1, 2, 2))))):
@@ -91,10 +92,10 @@ class Cluster:
                 name,
                 Role.DECODE if decode else Role.PREFILL,
                 KvGeometry(
-                    "gqa", LAYERS, max(here, there), 8, PAGE_TOKENS, "float32",
+                    "gqa", LAYERS, heads, 8, PAGE_TOKENS, "float32",
                     here if decode else there, rng.randint(8, 16),
                 ),
-                nics=rng.choice((1, 2)),
+                nics=rng.choice((1, 2, 2, 3)),
                 slots=rng.randint(2, 6),
                 policy=rng.choice((WhenNoPrefill.LOCAL, WhenNoPrefill.REFUSE)),
                 prefills=prefills if decode else (),

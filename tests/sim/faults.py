@@ -186,7 +186,9 @@ def stray_immediate(cluster: "Cluster") -> bool:
     if not found:
         return False
     late = [one for one in found if one[3] and one[1] >> 20 in one[0].slots]
-    core, immediate, weight, _ = cluster.rng.choice(late or found)
+    over = [one for one in found if not one[3]]
+    kinds = [kind for kind in (late, over, found) if kind]
+    core, immediate, weight, _ = cluster.rng.choice(cluster.rng.choice(kinds))
     core.later(0.0, lambda: core.count(immediate, weight))
     return True
 

@@ -9,18 +9,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from pdnode.core import grant, push, transfer, wire
+from pdnode.core import push, transfer
 from pdnode.core.grant import Grant, GrantState
-from pdnode.core.peer import Peer
 from pdnode.core.push import Push, PushState
-from pdnode.core.transfer import FailCause
 from pdnode.messenger.peer_link import PeerLink
 from pdnode.messenger.peers import PeerManager
 from pdnode.messenger.pull import Pull, PullMessenger
 from pdnode.messenger.push import PushMessenger
 from tests.sim import process
 from tests.sim.fabric import Core, Transfer
-from tests.sim.wires import WHOLE, Event, Write
+from tests.sim.wires import WHOLE, Event
 
 Effects = list[transfer.Effect]
 Change = tuple[object, str, object]
@@ -263,17 +261,6 @@ def source_freed_under_a_pass() -> list[Change]:
     return [(Push, "_settle", settle)]
 
 
-def cancel_not_answered() -> list[Change]:
-    """A cancel for a request that is unknown here gets no `drained`."""
-    real = PushMessenger.session_frame
-
-    def session_frame(self: PushMessenger, session: Any, frame: wire.Frame) -> None:  # noqa: ANN401
-        if not isinstance(frame, wire.Cancel) or self._find(session, frame.key) is not None:
-            real(self, session, frame)
-
-    return [(PushMessenger, "session_frame", session_frame)]
-
-
 def regrant_under_old_immediate() -> list[Change]:
     """A replay counts on the immediate that the old writes may still carry."""
     real = Push.regrant
@@ -298,16 +285,6 @@ def read_before_the_count() -> list[Change]:
         return effects
 
     return [(Grant, "progress", progress)]
-
-
-def overshoot_ignored() -> list[Change]:
-    """More immediates than planned, and nobody cares: the stall is the only way out."""
-
-    def overshoot(self: Grant, slot: Any, now: float) -> Effects:  # noqa: ANN401
-        self.state = GrantState.COMPLETE if self.reading else self.state
-        return []
-
-    return [(Grant, "overshoot", overshoot)]
 
 
 def loss_told_before_the_fence() -> list[Change]:
@@ -336,7 +313,6 @@ PLANTS: dict[str, Plant] = {
     "pages freed under their reader": freed_under_a_reader,
     "source pages freed under writes": source_freed_under_writes,
     "source pages freed under a pass": source_freed_under_a_pass,
-    "cancel of an unknown request not answered": cancel_not_answered,
     "replay under the old immediate": regrant_under_old_immediate,
     "read before the count": read_before_the_count,
     "fence never asked for": loss_told_before_the_fence,

@@ -106,10 +106,14 @@ class Worker:
             for part, _, marks in work
             if part.sampling is not None
         ]
+        # The answer takes its own way: the last writes may be over before it is here.
+        self._later(self._layer_s(), lambda: self._done(StepDone(step.pass_id, drawn, 0.0)))
+
+    def _done(self, done: StepDone) -> None:
         self.computing.clear()
         assert self._answer is not None
         if not self._answer.done():
-            self._answer.set_result(StepDone(step.pass_id, drawn, 0.0))
+            self._answer.set_result(done)
 
     def _run(self, part: SequenceStep, pages: list[int], marks: list[int], layer: int) -> None:
         """Reads all pages before `start`, then writes those of the chunk."""
