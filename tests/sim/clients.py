@@ -1,16 +1,14 @@
 """The clients: every request ends exactly once, and no answer has a wrong token."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdnode.core.request import Request
 from pdnode.daemon.flight import Flight
 from pdnode.errors import Cause
+from tests.sim.kernel import promise
 from tests.sim.memory import extend, mark_of
 from tests.sim.process import Process
 from tests.sim.worker import token_after
-
-STRICT = frozenset({"length"})
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +23,7 @@ class Client:
     leaves: bool = False
 
     def end(self, outcome: str) -> None:
-        assert self.outcome is None, f"a request ended twice: {self.outcome}, {outcome}"
+        promise(self.outcome is None, f"a request ended twice: {self.outcome}, {outcome}")
         self.outcome = outcome
 
     def leave(self) -> None:
@@ -34,7 +32,7 @@ class Client:
         if self.flight is not None:
             self.flight.cancel("cancelled")
 
-    async def run(self, ended: Callable[["Client"], None]) -> None:
+    async def run(self) -> None:
         try:
             self.flight = await self.process.service.submit(self.request)
             if self.leaves:
@@ -42,18 +40,17 @@ class Client:
             async for event in self.flight.events():
                 self._take(event.token)
                 if event.finish is not None:
-                    assert len(self.got) == self.request.max_tokens, "an answer of wrong length"
+                    promise(len(self.got) == self.request.max_tokens, "an answer too short")
                     self.end(event.finish)
             if self.outcome is None:
-                assert self.leaves, "an answer ended without an end"
+                promise(self.leaves, "an answer ended without an end")
                 self.end("cancelled")
         except Cause as cause:
             self.end(cause.code)
-        ended(self)
 
     def _take(self, token: int) -> None:
         mark = mark_of([*self.request.prompt, *self.got])
-        assert token == token_after(mark), "a wrong token"
+        promise(token == token_after(mark), "a wrong token")
         self.got.append(token)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdnode.fabric._native import FabricError
+from tests.sim.kernel import promise
 from tests.sim.memory import Memory
 from tests.sim.wires import WHOLE, Connection, Ether, Event, Pair, Write
 
@@ -95,9 +96,7 @@ class Core:
             self.sessions[session] = Session(session, token)
             self.say(Event("opened", session))
 
-    def descriptors(
-        self, session: int
-    ) -> list[tuple[int, list[tuple[int, int, int, int, int]]]]:
+    def descriptors(self, session: int) -> list[tuple[int, list[tuple[int, int, int, int, int]]]]:
         if session not in self.sessions:
             raise FabricError("descriptors: no such session")
         size = self.memory.geometry.region_bytes
@@ -152,7 +151,7 @@ class Core:
 
     def arm(self, slot: int, generation: int, session: int, expected: int) -> None:
         if self.alive:
-            assert slot not in self.slots, "armed twice"
+            promise(slot not in self.slots, "a slot was armed twice")
             assert expected > 0
             self.slots[slot] = Counter(generation, expected)
 
@@ -160,7 +159,7 @@ class Core:
         if self.alive:
             counter = self.slots.pop(slot)
             missed = counter.count >= counter.expected and not counter.told
-            assert not missed, "the count was there, and nobody was told"
+            promise(not missed, "the count was there, and nobody was told")
 
     def count(self, immediate: int, weight: int) -> None:
         """An immediate arrived. Late ones are dropped: the grant is over."""
@@ -241,7 +240,7 @@ class Core:
     def close_transfer(self, transfer: int) -> list[tuple[int, ...]]:
         if self.alive:
             core = self.transfers.pop(transfer)
-            assert core.ended, "closed while it may still speak"
+            promise(core.ended, "a transfer was closed that may still speak")
         return []
 
     def raised(self, rank: int) -> None:

@@ -1,15 +1,21 @@
-"""What goes wrong. Each fault looks for a place where it can happen now, and says whether it did."""
+"""What goes wrong. Each fault looks for a place where it can happen now, and says if it did."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from pdnode.core.grant import GrantState
+from pdnode.core.push import PushState
 from pdnode.types import Role
 from tests.sim.network import Route
 from tests.sim.wires import Connection
 
 if TYPE_CHECKING:
+    from pdnode.messenger.push import _Work
     from tests.sim.cluster import Cluster
+    from tests.sim.fabric import Core
     from tests.sim.process import Process
+
+PATIENCE = 0.9  # how likely a fault waits for a rarer moment than there is now
 
 
 class Fault(NamedTuple):
@@ -101,7 +107,11 @@ def write_error(cluster: "Cluster") -> bool:
     found = _busy(cluster)
     if not found:
         return False
-    connection = cluster.rng.choice(found)
+    odd = {(one.spec.name, work.session.session) for one, work in _odd(cluster)}
+    last = [c for c in found if (c.prefill.node, c.prefill_session) in odd]
+    if not last and cluster.rng.random() < PATIENCE:
+        return False
+    connection = cluster.rng.choice(last or found)
     write = cluster.rng.choice([write for write in connection.writes if not write.back])
     connection.prefill.back(write, error="a flush error")
     return True
@@ -144,17 +154,36 @@ def nic_loss(cluster: "Cluster") -> bool:
 
 def worker_dies(cluster: "Cluster") -> bool:
     process = _pick(cluster)
-    if process is None or process.worker.dead or not process.steps.busy:
+    odd = [one for one, _ in _odd(cluster)]
+    if odd and cluster.rng.random() < 0.5:
+        process = cluster.rng.choice(odd)
+    elif process is None or not process.steps.busy or cluster.rng.random() < PATIENCE:
+        return False
+    if process.worker.dead:
         return False
     process.loop.call_soon(process.worker.die)
     return True
 
 
+def _odd(cluster: "Cluster") -> "list[tuple[Process, _Work]]":
+    """Pushes in the states that do not last."""
+    return [
+        (process, work)
+        for process in cluster.processes.values()
+        if process.pushes is not None
+        for work in process.pushes._work.values()
+        if work.push.state in (PushState.FAILED, PushState.CANCELLING, PushState.REPLAY)
+    ]
+
+
 def client_leaves(cluster: "Cluster") -> bool:
+    """Any, or one whose request is in trouble already."""
     found = [c for c in cluster.clients if c.outcome is None and not c.leaves and c.process.alive]
-    if not found:
+    odd = {work.dispatch.request_id for _, work in _odd(cluster)}
+    troubled = [client for client in found if client.request.request_id in odd]
+    if not found or (not troubled and cluster.rng.random() < PATIENCE):
         return False
-    client = cluster.rng.choice(found)
+    client = cluster.rng.choice(troubled or found)
     client.leaves = True
     client.process.loop.call_soon(client.leave)
     return True
@@ -175,6 +204,15 @@ def drain(cluster: "Cluster") -> bool:
     return True
 
 
+def _not_reading(cluster: "Cluster", core: "Core", immediate: int) -> bool:
+    """Whether the immediate is of a grant whose pages nobody reads, although all landed."""
+    process = cluster.processes.get(core.node)
+    if process is None or process.core is not core or process.pulls is None:
+        return False
+    pull = process.pulls._by_slot.get(immediate >> 20)
+    return pull is not None and pull.grant.state is not GrantState.COMPLETE
+
+
 def stray_immediate(cluster: "Cluster") -> bool:
     """An immediate comes twice: after the count is complete, or after its grant is over."""
     found = []
@@ -187,7 +225,10 @@ def stray_immediate(cluster: "Cluster") -> bool:
         return False
     late = [one for one in found if one[3] and one[1] >> 20 in one[0].slots]
     over = [one for one in found if not one[3]]
-    kinds = [kind for kind in (late, over, found) if kind]
+    odd = [one for one in over if _not_reading(cluster, one[0], one[1])]
+    if not odd and cluster.rng.random() < PATIENCE:
+        return False
+    kinds = [odd] if odd else [kind for kind in (late, over, found) if kind]
     core, immediate, weight, _ = cluster.rng.choice(cluster.rng.choice(kinds))
     core.later(0.0, lambda: core.count(immediate, weight))
     return True

@@ -14,9 +14,16 @@ from contextvars import Context
 from itertools import count
 from typing import Any
 
+from pdnode.errors import PdnodeError
 
-class Failure(Exception):
-    """The seed is bad; the text says what promise was broken."""
+
+class Failure(BaseException):
+    """The seed is bad; the text says what promise was broken. No `except Exception` may hide it."""
+
+
+def promise(kept: bool, text: str) -> None:
+    if not kept:
+        raise Failure(text)
 
 
 class Kernel:
@@ -115,7 +122,14 @@ class NodeLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.append(task)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        """Who awaits it may never come, and the collector does not run."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, PdnodeError):
+            self.call_exception_handler({"message": "a task failed", "exception": error})
 
     def get_debug(self) -> bool:
         return False
@@ -152,7 +166,9 @@ class NodeLoop(asyncio.AbstractEventLoop):
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with contextlib.suppress(Exception):  # of a `finally` in what is broken anyway
+                with contextlib.suppress(
+                    Exception, Failure
+                ):  # of a `finally` in what is broken anyway
                     task.get_coro().close()  # type: ignore[union-attr]
             elif not task.cancelled():
                 task.exception()

@@ -1,4 +1,4 @@
-"""Byte streams between hosts: delayed, cut at any byte, half-open, held while a link is partitioned.
+"""Byte streams between hosts: delayed, cut at any byte, half-open, held while partitioned.
 
 A `Stream` stands for one WebSocket. It loses nothing but itself: frames come whole and in order, or
 the rest never comes.

@@ -16,6 +16,7 @@ from pdnode.messenger.peer_link import PeerLink
 from pdnode.messenger.peers import PeerManager
 from pdnode.messenger.pull import Pull, PullMessenger
 from pdnode.messenger.push import PushMessenger
+from pdnode.messenger.session import PeerSession
 from tests.sim import process
 from tests.sim.fabric import Core, Transfer
 from tests.sim.wires import WHOLE, Event
@@ -64,7 +65,10 @@ def close_taken_for_fence() -> list[Change]:
     real = PushMessenger._pair_down
 
     def pair_down(
-        self: PushMessenger, session: Any, pair: transfer.Pair, text: str  # noqa: ANN401
+        self: PushMessenger,
+        session: PeerSession,
+        pair: transfer.Pair,
+        text: str,
     ) -> None:
         real(self, session, pair, text)
         for work in self._of(session):

@@ -1,4 +1,4 @@
-"""One process of the cluster: the daemon's real parts on a loop, a core and a worker of the simulator.
+"""One process of the cluster: the real parts on a loop, over a core and a worker of the simulator.
 
 It joins them as daemon/node.py does. A restart is a new `Process` under the same node id.
 """
@@ -31,7 +31,7 @@ from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
 from pdnode.types import BootId, Role, Run, TransferId, WhenNoPrefill, expand_runs
 from tests.sim.fabric import Core
-from tests.sim.kernel import NodeLoop
+from tests.sim.kernel import NodeLoop, promise
 from tests.sim.memory import Memory
 from tests.sim.network import Socket
 from tests.sim.wires import Event
@@ -81,7 +81,7 @@ class WatchedPool(PagePool):
     def reserve(self, count: int) -> tuple[Run, ...]:
         runs = super().reserve(count)
         for page in expand_runs(runs):
-            assert not self._memory.owned[page], "a page has two owners"
+            promise(not self._memory.owned[page], "a page has two owners")
             self._memory.owned[page] = True
             self._memory.life[page] += 1
         return runs
@@ -89,10 +89,10 @@ class WatchedPool(PagePool):
     def release(self, runs: tuple[Run, ...]) -> None:
         memory = self._memory
         for page in expand_runs(runs):
-            assert memory.owned[page], "a page was given back twice"
-            assert not memory.may_land[page], "a page was freed that a write may still land in"
-            assert not memory.being_read[page], "a page was freed that a write still reads"
-            assert page not in self._worker.computing, "a page was freed under a pass"
+            promise(memory.owned[page], "a page was given back twice")
+            promise(not memory.may_land[page], "a page was freed that a write may still land in")
+            promise(not memory.being_read[page], "a page was freed that a write still reads")
+            promise(page not in self._worker.computing, "a page was freed under a pass")
             memory.owned[page] = False
         super().release(runs)
 
@@ -105,7 +105,8 @@ class WatchedSlots(SlotPool):
         self._may_land = may_land
 
     def give_back(self, slot: Slot) -> None:
-        assert not self._may_land(slot.immediate), "a slot came back that a write may still count on"
+        free = not self._may_land(slot.immediate)
+        promise(free, "a slot came back that a write may still count on")
         super().give_back(slot)
 
 
@@ -113,17 +114,25 @@ class NotingPulls(PullMessenger):
     """Says which pages were granted under which key."""
 
     memory: Memory
+    requests: dict[str, str]  # request key → request id
+    at_edge: Callable[[str], None]  # an outcome is there, and nobody has heard of it yet
 
     def begin(self, session: PeerSession, *, pages: tuple[Run, ...], **rest: object) -> Pull:
         pull = super().begin(session, pages=pages, **rest)  # type: ignore[arg-type]
+        self.requests[pull.grant.key] = str(rest["request_id"])
         lives = self.memory.life
         granted = {page: lives[page] for page in expand_runs(pages)}
         self.memory.granted[pull.grant.key] = granted
         return pull
 
+    def _complete(self, pull: Pull) -> None:
+        self.at_edge(self.requests[pull.grant.key])
+        super()._complete(pull)
+
     def _lost(self, pull: Pull, lost: transfer.Lost) -> None:
+        self.at_edge(self.requests[pull.grant.key])
         wrong = lost.cause in (FailCause.REJECTED, FailCause.UNKNOWN)
-        assert not wrong, f"a dispatch that was right came back as {lost.cause}: {lost.text}"
+        promise(not wrong, f"a dispatch that was right came back as {lost.cause}: {lost.text}")
         super()._lost(pull, lost)
 
 
@@ -234,12 +243,12 @@ class Process:
             clock=self.loop.time,
         )
         pulls.memory = self.memory
+        pulls.requests = {}
+        pulls.at_edge = self.cluster.at_edge
         return pulls
 
     def _start(self) -> None:
-        self.service.start(
-            gate=self.gate, steps=self.steps, peers=self.peers, pulls=self.pulls
-        )
+        self.service.start(gate=self.gate, steps=self.steps, peers=self.peers, pulls=self.pulls)
         for work in (self._run_steps(), self._tick()):
             self.loop.create_task(work)
         self.peers.start()
