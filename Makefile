@@ -6,7 +6,7 @@ export CONSTRAINTS
 BIN := .venv/bin
 # Everything but `parity` (the long grid) and the suites that need a device.
 SUITES := tidy unit property sim memory host fabric engine api e2e
-CHECK_SUITES := tidy unit property
+CHECK_SUITES := tidy unit property sim
 PATHS := pdnode tui tests scripts
 
 .PHONY: setup build demo test check format tidy parity sim docs model clean
@@ -36,7 +36,7 @@ sim: setup
 	@$(BIN)/python -m tests.sim $(if $(PLANTS),--plants,--seed $(SEED) --runs $(RUNS))
 
 check: setup
-	@scripts/check.sh $(CHECK_SUITES)
+	@PDNODE_SIM_RUNS=150 scripts/check.sh $(CHECK_SUITES)
 
 format: setup
 	@$(BIN)/ruff check --fix --quiet $(PATHS); $(BIN)/ruff format $(PATHS)

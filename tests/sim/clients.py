@@ -21,10 +21,13 @@ class Client:
     got: list[int] = field(default_factory=list)
     outcome: str | None = None  # a finish word, the code of a Cause, "crashed"
     leaves: bool = False
+    begun_at: float = 0.0  # of the kernel
+    ended_at: float = 0.0
 
     def end(self, outcome: str) -> None:
         promise(self.outcome is None, f"a request ended twice: {self.outcome}, {outcome}")
         self.outcome = outcome
+        self.ended_at = self.process.cluster.kernel.now
 
     def leave(self) -> None:
         """The client hangs up."""

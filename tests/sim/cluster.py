@@ -32,6 +32,7 @@ LAYERS = 2
 BEGIN_S = 1.0  # the links come up before
 SPAN_S = 6.0  # in which requests and faults begin
 HEAL_S = 120.0  # by then everything is back
+LONGEST_LIFE_S = 60.0  # three attempts, each to its deadline, and the waits for pages
 LEAVES_AT_EDGE = 0.01
 CALM_RATIO = 0.3
 MOST_EVENTS = 400_000
@@ -202,6 +203,7 @@ class Cluster:
         client = Client(
             Request(str(number), prompt, answer, 0, frozenset(), 0.0, 0, 1.0, 0), process
         )
+        client.begun_at = self.kernel.now
         self.clients.append(client)
         process.loop.call_soon(lambda: process.loop.create_task(client.run()))
 
@@ -334,8 +336,10 @@ class Cluster:
             self._check_outcome(client)
 
     def _check_outcome(self, client: Client) -> None:
-        """Whether this request may have ended like that."""
+        """Whether this request may have ended like that, and so late."""
         assert client.outcome is not None
+        lived_s = client.ended_at - client.begun_at
+        promise(lived_s <= LONGEST_LIFE_S, f"a request took {lived_s:.0f} s to end")
         if client.outcome in ("length", "crashed") or (client.outcome == "cancelled"
                                                        and client.leaves):  # fmt: skip
             return

@@ -103,8 +103,9 @@ class Ether:
         self.seen: list[tuple[Core, int, int]] = []  # (target, immediate, weight) of landed writes
 
     def quick(self) -> float:
-        """How long a progress thread takes to get to something."""
-        return self.kernel.rng.random() * 0.001
+        """How long a progress thread takes to get to something; now and then it is starved."""
+        rng = self.kernel.rng
+        return rng.random() * (0.001 if rng.random() < 0.9 else 0.05)
 
     # connections
 
