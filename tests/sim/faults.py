@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pdnode.core.grant import GrantState
 from pdnode.core.push import PushState
-from pdnode.types import Role
+from pdnode.types import Role, TransferId
 from tests.sim.network import Route
 from tests.sim.wires import Connection
 
@@ -114,6 +114,28 @@ def write_error(cluster: "Cluster") -> bool:
     connection = cluster.rng.choice(last or found)
     write = cluster.rng.choice([write for write in connection.writes if not write.back])
     connection.prefill.back(write, error="a flush error")
+    return True
+
+
+def error_and_leave(cluster: "Cluster") -> bool:
+    """A write fails on one of several connections while its client hangs up: words cross."""
+    found = []
+    for connection in _busy(cluster):
+        session = connection.prefill.sessions.get(connection.prefill_session)
+        if session is not None and len(session.connections) > 1:
+            found.append(connection)
+    if not found:
+        return False
+    connection = cluster.rng.choice(found)
+    write = cluster.rng.choice([write for write in connection.writes if not write.back])
+    process = cluster.processes[connection.prefill.node]
+    assert process.pushes is not None
+    work = process.pushes._by_transfer[TransferId(write.transfer.number)]
+    client = cluster.clients[int(work.dispatch.request_id)]
+    connection.prefill.back(write, error="a flush error")
+    if client.outcome is None and client.process.alive:
+        client.leaves = True
+        client.process.loop.call_soon(client.leave)
     return True
 
 
@@ -243,6 +265,7 @@ FAULTS = (
     Fault("freeze", freeze),
     Fault("slow", slow),
     Fault("write error", write_error),
+    Fault("error and leave", error_and_leave),
     Fault("connection dies", connection_dies),
     Fault("NIC loss", nic_loss),
     Fault("worker dies", worker_dies),
