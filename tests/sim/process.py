@@ -115,6 +115,7 @@ class NotingPulls(PullMessenger):
 
     memory: Memory
     requests: dict[str, str]  # request key → request id
+    strays: Callable[[], int]  # immediates that were sent twice on purpose
     at_edge: Callable[[str], None]  # an outcome is there, and nobody has heard of it yet
 
     def begin(self, session: PeerSession, *, pages: tuple[Run, ...], **rest: object) -> Pull:
@@ -133,6 +134,8 @@ class NotingPulls(PullMessenger):
         self.at_edge(self.requests[pull.grant.key])
         wrong = lost.cause in (FailCause.REJECTED, FailCause.UNKNOWN)
         promise(not wrong, f"a dispatch that was right came back as {lost.cause}: {lost.text}")
+        over = lost.cause is FailCause.OVERSHOOT and not self.strays()
+        promise(not over, "more was counted than was written")
         super()._lost(pull, lost)
 
 
@@ -245,6 +248,7 @@ class Process:
         pulls.memory = self.memory
         pulls.requests = {}
         pulls.at_edge = self.cluster.at_edge
+        pulls.strays = lambda: self.cluster.injected["stray immediate"]
         return pulls
 
     def _start(self) -> None:
