@@ -5,11 +5,11 @@ export CONSTRAINTS
 
 BIN := .venv/bin
 # Everything but `parity` (the long grid) and the suites that need a device.
-SUITES := tidy unit property memory host fabric engine api tui e2e
-CHECK_SUITES := tidy unit property
+SUITES := tidy unit property sim memory host fabric engine api tui e2e
+CHECK_SUITES := tidy unit property sim
 PATHS := pdnode tui tests scripts
 
-.PHONY: setup build demo test check format tidy parity docs model clean
+.PHONY: setup build demo test check format tidy parity sim docs model clean
 .DEFAULT_GOAL := check
 
 setup:
@@ -29,8 +29,14 @@ test: model
 parity: model
 	@PDNODE_PARITY=full $(BIN)/python -m pytest -q --timeout 3600 tests/e2e -k parity
 
+# The cluster simulator: RUNS seeds from SEED on; PLANTS=1 looks for the planted faults instead.
+SEED ?= 0
+RUNS ?= 1000
+sim: setup
+	@$(BIN)/python -m tests.sim $(if $(PLANTS),--plants,--seed $(SEED) --runs $(RUNS))
+
 check: setup
-	@scripts/check.sh $(CHECK_SUITES)
+	@PDNODE_SIM_RUNS=150 scripts/check.sh $(CHECK_SUITES)
 
 format: setup
 	@$(BIN)/ruff check --fix --quiet $(PATHS); $(BIN)/ruff format $(PATHS)

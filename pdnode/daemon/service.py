@@ -64,7 +64,7 @@ class NodeService:
         self._steps: StepLoop | None = None
         self._peers: Peers | None = None
         self._pulls: PullMessenger | None = None
-        self._flights: set[Flight] = set()
+        self._flights: dict[Flight, None] = {}  # in the order in which they came
         self._turn = 0
         self._dead: str | None = None
         self.local_prefills: Counter[str] = Counter()  # on a decode node, by reason
@@ -160,7 +160,7 @@ class NodeService:
             Times(self._clock()),
             on_end=self._on_end,
         )
-        self._flights.add(flight)
+        self._flights[flight] = None
         self.most_waiting = max(self.most_waiting, self.waiting)
         event(
             _log, logging.DEBUG, "request.admitted", "request admitted",
@@ -350,7 +350,7 @@ class NodeService:
         steps.add(sequence, flight)
 
     def _on_end(self, flight: Flight) -> None:
-        self._flights.discard(flight)
+        self._flights.pop(flight, None)
         record = flight.record()
         self._records.add_request(record)
         event(

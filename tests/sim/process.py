@@ -1,0 +1,360 @@
+"""One process of the cluster: the real parts on a loop, over a core and a worker of the simulator.
+
+It joins them as daemon/node.py does. A restart is a new `Process` under the same node id.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdnode.config import Config, ModelConfig, NodeConfig, PeerConfig, PrefillConfig
+from pdnode.core import transfer, wire
+from pdnode.core.geometry import KvGeometry
+from pdnode.core.heartbeat import Counters
+from pdnode.core.hello import wire_geometry
+from pdnode.core.pages import PagePool
+from pdnode.core.schedule import Scheduler
+from pdnode.core.slots import Slot, SlotPool
+from pdnode.core.transfer import FailCause
+from pdnode.daemon.peering import Peering
+from pdnode.daemon.service import NodeService
+from pdnode.daemon.steps import StepLoop
+from pdnode.messenger.dispatch import DispatchLimits
+from pdnode.messenger.gate import PageGate
+from pdnode.messenger.peer_link import Identity
+from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
+from pdnode.messenger.pull import Pull, PullMessenger
+from pdnode.messenger.push import PushMessenger, SourceRegion
+from pdnode.messenger.session import PeerSession
+from pdnode.obs.records import Records
+from pdnode.types import BootId, Role, Run, TransferId, WhenNoPrefill, expand_runs
+from tests.sim.fabric import Core
+from tests.sim.kernel import NodeLoop, promise
+from tests.sim.memory import Memory
+from tests.sim.network import Socket
+from tests.sim.wires import Event
+from tests.sim.worker import VOCABULARY, Worker
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+CONTEXT_TOKENS = 32
+CHUNK_TOKENS = 8
+MAX_WAITING = 64
+TICK_S = 0.25
+MAX_QUARANTINED = 0.5
+LONGEST_LAYER_S = 2.0  # a worker that hangs is for the watchdog
+PEER = PeerConfig(
+    token=b"the cluster's",
+    heartbeat_s=0.4,
+    link_lost_s=1.6,
+    drained_timeout_s=2.0,
+    request_stall_s=5.0,
+    connect_timeout_s=1.5,
+    reconnect_max_s=1.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What of a node survives its process."""
+
+    name: str
+    role: Role
+    geometry: KvGeometry
+    nics: int
+    slots: int
+    policy: WhenNoPrefill
+    prefills: tuple[str, ...]  # whom a decode node dials
+
+
+class WatchedPool(PagePool):
+    """Every page knows its owner's life; nothing comes back while anyone can touch it."""
+
+    def __init__(self, pages: int, memory: Memory, worker: Worker) -> None:
+        super().__init__(pages)
+        self._memory = memory
+        self._worker = worker
+
+    def reserve(self, count: int) -> tuple[Run, ...]:
+        runs = super().reserve(count)
+        for page in expand_runs(runs):
+            promise(not self._memory.owned[page], "a page has two owners")
+            self._memory.owned[page] = True
+            self._memory.life[page] += 1
+        return runs
+
+    def release(self, runs: tuple[Run, ...]) -> None:
+        memory = self._memory
+        for page in expand_runs(runs):
+            promise(memory.owned[page], "a page was given back twice")
+            promise(not memory.may_land[page], "a page was freed that a write may still land in")
+            promise(not memory.being_read[page], "a page was freed that a write still reads")
+            promise(page not in self._worker.computing, "a page was freed under a pass")
+            memory.owned[page] = False
+        super().release(runs)
+
+
+class WatchedSlots(SlotPool):
+    """An immediate does not come back while a write that carries it may land."""
+
+    def __init__(self, slots: int, may_land: Callable[[int], bool]) -> None:
+        super().__init__(slots)
+        self._may_land = may_land
+
+    def give_back(self, slot: Slot) -> None:
+        free = not self._may_land(slot.immediate)
+        promise(free, "a slot came back that a write may still count on")
+        super().give_back(slot)
+
+
+class NotingPulls(PullMessenger):
+    """Says which pages were granted under which key."""
+
+    memory: Memory
+    requests: dict[str, str]  # request key → request id
+    strays: Callable[[], int]  # immediates that were sent twice on purpose
+    at_edge: Callable[[str], None]  # an outcome is there, and nobody has heard of it yet
+
+    def begin(self, session: PeerSession, *, pages: tuple[Run, ...], **rest: object) -> Pull:
+        pull = super().begin(session, pages=pages, **rest)  # type: ignore[arg-type]
+        self.requests[pull.grant.key] = str(rest["request_id"])
+        lives = self.memory.life
+        granted = {page: lives[page] for page in expand_runs(pages)}
+        self.memory.granted[pull.grant.key] = granted
+        return pull
+
+    def _complete(self, pull: Pull) -> None:
+        self.at_edge(self.requests[pull.grant.key])
+        super()._complete(pull)
+
+    def _lost(self, pull: Pull, lost: transfer.Lost) -> None:
+        self.at_edge(self.requests[pull.grant.key])
+        wrong = lost.cause in (FailCause.REJECTED, FailCause.UNKNOWN)
+        promise(not wrong, f"a dispatch that was right came back as {lost.cause}: {lost.text}")
+        over = lost.cause is FailCause.OVERSHOOT and not self.strays()
+        promise(not over, "more was counted than was written")
+        super()._lost(pull, lost)
+
+
+class Process:
+    """One life of a node, from its start to its crash."""
+
+    def __init__(self, cluster: "Cluster", spec: Spec) -> None:
+        kernel = cluster.kernel
+        self.cluster = cluster
+        self.spec = spec
+        self.slow = 1.0
+        self.started = False
+        self.sockets: list[Socket] = []
+        self._deferred: list[Callable[[], None]] = []
+        offset_s = kernel.rng.uniform(0.0, 1000.0)
+        self.loop = NodeLoop(kernel, offset_s=offset_s, lag=lambda: self.slow * cluster.lag())
+        self.memory = Memory(spec.geometry, writable=spec.role is Role.DECODE)
+        self.core = Core(
+            cluster.ether, spec.name, self.memory,
+            later=self.later, emit=self._emit, key_of=self._key_of,
+        )  # fmt: skip
+        self.worker = Worker(self.core, layer_s=self._layer_s, later=self.later)
+        self.pool = WatchedPool(spec.geometry.pages, self.memory, self.worker)
+        self.gate = PageGate(self.pool, int(MAX_QUARANTINED * spec.geometry.pages))
+        scheduler = Scheduler(
+            page_tokens=spec.geometry.page_tokens, chunk_tokens=CHUNK_TOKENS, max_running=4
+        )
+        self.steps = StepLoop(scheduler, self.worker)
+        self.worker.steps = self.steps
+        self.slots = WatchedSlots(spec.slots, self._slot_may_land)
+        self.boot = BootId(kernel.rng.randbytes(16).hex())
+        self.pulls: NotingPulls | None = None
+        self.pushes: PushMessenger | None = None
+        self.service = NodeService(
+            role=spec.role,
+            policy=spec.policy,
+            model_name="m",
+            context_tokens=CONTEXT_TOKENS,
+            vocabulary=VOCABULARY,
+            max_waiting=MAX_WAITING,
+            records=Records(),
+            clock=self.loop.time,
+        )
+        self.peers = self._make_peers()
+        self.loop.call_soon(self._start)
+
+    # building, as daemon/node.py
+
+    def _make_peers(self) -> PeerManager:
+        spec, kernel = self.spec, self.cluster.kernel
+        messenger: PullMessenger | PushMessenger
+        if spec.role is Role.PREFILL:
+            messenger = self.pushes = self._make_push()
+        else:
+            messenger = self.pulls = self._make_pull()
+        config = Config(
+            node=NodeConfig(spec.name, spec.role, spec.policy),
+            model=ModelConfig(Path("m"), "m"),
+            peer=PEER,
+            prefill=tuple(PrefillConfig(name, name, 7700) for name in spec.prefills),
+        )
+        hello = wire.Hello(
+            node=spec.name, boot=self.boot, role=spec.role, protocol_min=1, protocol_max=1,
+            pdnode_version="0", model="m", fingerprint="f", geometry=wire_geometry(spec.geometry),
+            context_tokens=CONTEXT_TOKENS, provider="tcp", libfabric="2",
+        )  # fmt: skip
+        listens = spec.role is Role.PREFILL
+        nics = tuple(
+            wire.NicAddress(nic, f"nic{nic}", f"{spec.name}:{nic}".encode() if listens else b"")
+            for nic in range(spec.nics)
+        )
+        regions = {} if listens else {rank: rank for rank in range(spec.geometry.tp)}
+        return PeerManager(
+            config,
+            Identity(hello, nics, regions),
+            self.core,  # type: ignore[arg-type]
+            Peering(messenger),
+            dial=self._dial,
+            counters=self._counters,
+            clock=self.loop.time,
+            jitter=kernel.rng.random,
+            entropy=kernel.rng.randbytes,
+        )
+
+    def _make_push(self) -> PushMessenger:
+        return PushMessenger(
+            geometry=self.spec.geometry,
+            limits=DispatchLimits(VOCABULARY, CONTEXT_TOKENS, MAX_WAITING),
+            fabric=self.core,  # type: ignore[arg-type]
+            regions=[SourceRegion(rank, rank) for rank in range(self.spec.geometry.tp)],
+            gate=self.gate,
+            schedule=self.steps,
+            peer=PEER,
+            drop_link=self._drop_link,
+            records=Records(),
+            clock=self.loop.time,
+        )
+
+    def _make_pull(self) -> NotingPulls:
+        pulls = NotingPulls(
+            boot=self.boot,
+            geometry=self.spec.geometry,
+            fabric=self.core,  # type: ignore[arg-type]
+            gate=self.gate,
+            slots=self.slots,
+            peer=PEER,
+            drop_link=self._drop_link,
+            clock=self.loop.time,
+        )
+        pulls.memory = self.memory
+        pulls.requests = {}
+        pulls.at_edge = self.cluster.at_edge
+        pulls.strays = lambda: self.cluster.injected["stray immediate"]
+        return pulls
+
+    def _start(self) -> None:
+        self.service.start(gate=self.gate, steps=self.steps, peers=self.peers, pulls=self.pulls)
+        for work in (self._run_steps(), self._tick()):
+            self.loop.create_task(work)
+        self.peers.start()
+        self.started = True
+
+    async def _run_steps(self) -> None:
+        running = self.loop.create_task(self.steps.run())
+        self.worker.on_death = running.cancel
+        await asyncio.wait([running])
+        if not self.worker.dead:
+            running.result()
+        text = "the worker died"
+        self.service.engine_died(text)
+        if self.pushes is not None:
+            self.pushes.engine_failed(text)
+        self.service.draining = True
+        self.peers.drain(True)
+        await self.peers.close()
+        self.loop.call_soon(self.cluster.crash, self.spec.name)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.pulls is not None:
+                self.pulls.tick()
+            if self.pushes is not None:
+                self.pushes.tick()
+
+    def _counters(self) -> Counters:
+        return Counters(
+            steps=self.steps.figures.steps,
+            step_busy=self.steps.busy,
+            core=self.core.counters[0],
+            waiting_tokens=self.steps.waiting_tokens(),
+            free_pages=self.pool.counts.free,
+        )
+
+    def _drop_link(self, session: PeerSession, text: str) -> None:
+        self.cluster.check_drop(text)
+        self.peers.drop(session, text)
+
+    def _dial(self, host: str, port: int) -> Awaitable[Socket]:
+        return self.cluster.dial(self, host)
+
+    # what the simulator does with it
+
+    @property
+    def alive(self) -> bool:
+        return self.loop.alive
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """For what is not the loop's: it waits while the process is frozen, and dies with it."""
+        self.cluster.kernel.at(delay_s, self._do, act)
+
+    def _do(self, act: Callable[[], None]) -> None:
+        if not self.loop.alive:
+            return
+        if self.loop.frozen:
+            self._deferred.append(act)
+        else:
+            act()
+
+    def freeze(self) -> None:
+        self.loop.freeze()
+        self.core.frozen = True
+
+    def thaw(self) -> None:
+        self.core.frozen = False
+        self.loop.thaw()
+        deferred, self._deferred = self._deferred, []
+        for act in deferred:
+            self.later(0.0, act)
+
+    def kill(self) -> None:
+        self.loop.kill()
+        self.core.alive = False
+
+    def drain(self, wanted: bool) -> None:
+        """As an operator would: no new work, what was accepted is finished."""
+        assert self.pushes is not None
+        self.pushes.draining = wanted
+        self.peers.drain(wanted)
+
+    def _key_of(self, transfer: int) -> str:
+        assert self.pushes is not None
+        return self.pushes._by_transfer[TransferId(transfer)].push.key
+
+    def _layer_s(self) -> float:
+        return min(LONGEST_LAYER_S, self.slow * self.cluster.layer_s())
+
+    def _emit(self, event: Event) -> None:
+        if event.kind in SESSION_EVENTS:
+            self.loop.call_soon(self.peers.fabric_event, event)
+        elif self.pushes is not None:
+            self.loop.call_soon(self.pushes.fabric_event, event)
+        elif self.pulls is not None:
+            self.loop.call_soon(self.pulls.fabric_event, event)
+
+    def _slot_may_land(self, immediate: int) -> bool:
+        return any(
+            write.immediate == immediate and not write.landed and not write.dropped
+            for connection in self.cluster.ether.connections
+            if connection.decode is self.core and connection.target_open
+            for write in connection.writes
+        )
