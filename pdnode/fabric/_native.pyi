@@ -98,7 +98,7 @@ class Fabric:
         self, session: int, nics: Sequence[int], writable: Sequence[int], token: bytes
     ) -> None:
         """Register `writable` regions plus a 4 KiB scratch page for this peer on their NICs →
-        opened, or `lost` with pair (−1, −1) if a registration was refused. `token`: 16 to 64 bytes.
+        opened, or `lost` with pair (−1, −1) if a registration was refused. `token`: 16 to 46 bytes.
         Again for an open session: NICs whose pairs were fenced are registered anew → opened.
         MSG: connection requests that carry `token` are accepted for this session from now on (all
         other ones are rejected). RDM: an endpoint of its own per NIC."""

@@ -9,7 +9,8 @@ namespace pdnode {
 
 namespace {
 
-constexpr size_t kMinTokenBytes = 16, kMaxTokenBytes = 64;
+constexpr size_t kMinTokenBytes = 16;
+constexpr size_t kMaxTokenBytes = 46;  // verbs carries 55 bytes of connection data, 9 are ours
 constexpr size_t kMaxSessions = 1024;
 constexpr double kMaxDeadlineS = 3600;
 
@@ -151,7 +152,12 @@ int Fabric::add_region(int number, int fd, uint64_t size, uint64_t page_bytes) {
   require(Mapping::open(fd, size, "region", &region->memory));
   const Nic& nic = *on.nics.front();
   if (nic.limits.local_registration || !nic.provider.session_registration) {
-    require(run_and_wait(number, [&region](Group& there) { return there.add_region(region); }));
+    auto done = std::make_shared<std::promise<Error>>();
+    std::future<Error> result = done->get_future();
+    on.post([region, done](Group& there) {
+      there.add_region(region, [done](Error error) { done->set_value(std::move(error)); });
+    });
+    require(result.get());
   }
   regions_[region->number] = region;
   return next_region_++;
@@ -211,7 +217,7 @@ void Fabric::open_session(int64_t number, const std::vector<int>& nics,
   require(number >= 0, "session: " + std::to_string(number) + " is negative");
   require(!nics.empty(), "nics: a session needs at least one");
   require(token.size() >= kMinTokenBytes && token.size() <= kMaxTokenBytes,
-          "token: " + std::to_string(token.size()) + " bytes, 16 to 64 are allowed");
+          "token: " + std::to_string(token.size()) + " bytes, 16 to 46 are allowed");
   std::map<int, std::vector<int>> by_group;
   for (const int nic : nics) by_group[group_of(nic)].push_back(nic);
   std::vector<std::shared_ptr<Region>> regions;
@@ -229,7 +235,7 @@ void Fabric::open_session(int64_t number, const std::vector<int>& nics,
   require(session.shared->token == token,
           quoted("session", number) + " is open with another token");
   session.writable = writable;
-  session.shared->opening.fetch_add(static_cast<int>(by_group.size()));
+  session.shared->opening.fetch_add(static_cast<int>(nics.size()));
   for (const auto& [group_number, on_nics] : by_group) {
     session.groups.insert(group_number);
     session.nics.insert(on_nics.begin(), on_nics.end());

@@ -18,6 +18,7 @@ constexpr int64_t kEventsEveryNs = 100'000;  // an EQ read costs twice a CQ read
 constexpr unsigned kEventsEveryTurns = 32;
 constexpr int kIdleTimeoutMs = 500;
 constexpr int kBlockedTimeoutMs = 1;
+constexpr unsigned kMostEmptyWakeups = 64;  // in a row
 constexpr long kNapNs = 50'000;  // where the provider has nothing to wait on
 
 }  // namespace
@@ -42,6 +43,7 @@ Error Group::start(const std::vector<std::pair<std::string, std::string>>& named
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  if (hub_.provider.pins) registrar_.start();
   thread_ = std::thread([this] { run(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_setname_np(thread_.native_handle(), ("fabric-" + std::to_string(number)).c_str());
@@ -70,22 +72,26 @@ void Group::request_stop() {
 
 void Group::join() {
   if (thread_.joinable()) thread_.join();
+  registrar_.stop();
 }
 
 void Group::close() {
+  commands_.clear();  // they may hold registrations
   for (auto& [id, part] : parts_) {
     std::vector<Connection*> all;
     for (const auto& connection : part->connections) all.push_back(connection.get());
     close_connections(part.get(), all);
     for (auto& [nic, on] : part->nics) {
-      on.regions.clear();
-      on.scratch_registration.mr.reset();
       retire_rdm(&on, false);
+      on.memory = Prepared();
     }
   }
   parts_.clear();
   endpoints_.clear();
   release_condemned(now_ns());
+  // What such an endpoint still uses cannot be closed either.
+  const bool keeps = !condemned_.empty();
+  if (keeps) ops_.leave();
   for (auto& endpoint : condemned_) {
     endpoint->ep.release();  // closing it now could crash: it stays open until the process ends
     endpoint->av.release();
@@ -97,6 +103,11 @@ void Group::close() {
   // Queues, domains and listeners go; the Nic objects stay, for their statistics.
   for (auto& nic : nics) {
     nic->listeners.clear();
+    if (keeps) {
+      nic->queues.cq.release();
+      nic->domain.release();
+      nic->fabric.release();
+    }
     nic->queues = Queues();
     nic->domain.reset();
     nic->fabric.reset();
@@ -123,6 +134,7 @@ void Group::run() {
     }
     if (active) {
       last_active_ns_ = now;
+      empty_wakeups_ = 0;
     } else if (!hub_.busy && now - last_active_ns_ > kSpinNs) {
       sleep(now);
       events_due_ns_ = 0;
@@ -213,7 +225,7 @@ void Group::set_sleeping(uint32_t value) {
 }
 
 int Group::sleep_timeout_ms(int64_t now) const {
-  if (blocked_ || probes_waiting_ > 0) return kBlockedTimeoutMs;
+  if (blocked_ || receives_owed_ || probes_waiting_ > 0) return kBlockedTimeoutMs;
   if (next_deadline_ns_ == 0) return kIdleTimeoutMs;
   const int64_t left_ms = (next_deadline_ns_ - now) / 1'000'000 + 1;
   return static_cast<int>(std::clamp<int64_t>(left_ms, 1, kIdleTimeoutMs));
@@ -232,7 +244,9 @@ void Group::sleep(int64_t now) {
 
 bool Group::block(int timeout_ms) {
   std::vector<pollfd> waits = {{wake_.get(), POLLIN, 0}};
-  bool nap = false;
+  // A wait object that is always ready, or a provider that always has something to read but never
+  // gives it, must not cost a core.
+  bool nap = empty_wakeups_ >= kMostEmptyWakeups;
   for (auto& nic : nics) {
     if (nic->queues.cq_fd < 0 || (nic->queues.eq && nic->queues.eq_fd < 0)) {
       nap = true;
@@ -245,16 +259,20 @@ bool Group::block(int timeout_ms) {
       waits.push_back({nic->queues.eq_fd, POLLIN, 0});
     }
     if (fi_trywait(nic->fabric.get(), watched, nic->queues.eq ? 2 : 1) != 0) {
-      // Something is there to read. Should a provider say so for ever, it must not cost a core.
-      if (++refused_sleeps_ < 64) return false;
-      nap = true;
+      if (!nap) {
+        ++empty_wakeups_;
+        return false;
+      }
     }
   }
   timespec timeout = {timeout_ms / 1000, (timeout_ms % 1000) * 1'000'000L};
   if (nap) timeout = {0, parts_.empty() ? 20 * kNapNs : kNapNs};
-  refused_sleeps_ = 0;
-  ppoll(waits.data(), nap ? 1 : waits.size(), &timeout, nullptr);
-  if ((waits[0].revents & POLLIN) != 0) drain_eventfd(wake_.get());
+  const int ready = ppoll(waits.data(), nap ? 1 : waits.size(), &timeout, nullptr);
+  if ((waits[0].revents & POLLIN) != 0) {
+    drain_eventfd(wake_.get());
+  } else if (!nap && ready > 0) {
+    ++empty_wakeups_;
+  }
   return true;
 }
 

@@ -18,6 +18,7 @@
 #include "events.hpp"
 #include "memory.hpp"
 #include "nic.hpp"
+#include "registrar.hpp"
 #include "session.hpp"
 #include "slots.hpp"
 #include "stats.hpp"
@@ -75,7 +76,8 @@ class Group {
 
   // Commands; the group's thread only.
   Error listen(int nic, const std::string& host, int port, int* bound);
-  Error add_region(const std::shared_ptr<Region>& region);
+  // `done` is called once the region is registered where that is needed, on this group's thread.
+  void add_region(const std::shared_ptr<Region>& region, const std::function<void(Error)>& done);
   void remove_region(int region) { base_registrations_.erase(region); }
   void add_counter(int counter, std::shared_ptr<CounterPage> page);
   void remove_counter(int counter);
@@ -113,13 +115,18 @@ class Group {
   // group_session.cpp
   SessionPart* find_part(int64_t session) const;
   Nic* find_nic(int nic) const;
-  Error register_nic(SessionPart* part, Nic* nic);
-  Error describe_regions(SessionPart* part, NicPart* on, std::vector<Descriptor>* found);
+  void aside(std::function<Command()> job);
+  Error prepare_nic(const Nic& nic, const std::vector<std::shared_ptr<Region>>& writable,
+                    Prepared* prepared) const;  // any thread
+  void install(const std::shared_ptr<SessionShared>& shared, Nic* nic, Prepared* prepared);
+  Error install_part(SessionPart* part, Nic* nic, Prepared* prepared);
   Error open_rdm(SessionPart* part, NicPart* on);
   Error connect_msg(Connection* connection, const std::vector<uint8_t>& address);
   Error connect_rdm(Connection* connection, const std::vector<uint8_t>& address);
   Error prepare(Connection* connection, fi_info* info);
-  Error post_receive(Connection* connection);
+  Error post_receives(Receiver* receiver);
+  void post_owed_receives();
+  void lose_all(const fid_ep* endpoint, const std::string& why);
   Connection* add_connection(SessionPart* part, Pair pair, Nic* nic);
   void mark_connected(Connection* connection);
   void mark_lost(Connection* connection, const std::string& why);
@@ -132,6 +139,8 @@ class Group {
   void close_connections(SessionPart* part, const std::vector<Connection*>& which);
   RdmEndpoint* retire_rdm(NicPart* on, bool up);
   void abandon(Connection* connection, RdmEndpoint* condemned);
+  void abandon(Receiver* receiver, RdmEndpoint* condemned);
+  void say_fenced(const std::shared_ptr<FenceTicket>& ticket);
   void release_condemned(int64_t now);
   void end_programs(SessionPart* part);
   void say_lost(int64_t session, Pair pair, const std::string& why);
@@ -140,6 +149,7 @@ class Group {
   bool pump();
   bool pump_part(SessionPart* part);
   int post_run(Connection* connection, Program* program, int budget, bool* blocked);
+  bool give_up_refused(Connection* connection, Program* program);
   Connection* choose(SessionPart* part, const Program& program, bool* usable);
   Error build(const Program& program, const Connection& connection, uint64_t cap, Write* write);
   ssize_t post_write(Connection* connection, Program* program, const Write& write, bool more);
@@ -155,6 +165,8 @@ class Group {
   static constexpr size_t kCompletionBatch = 64;
   size_t read_completions(Nic* nic);
   void on_error_entry(Nic* nic);
+  void on_dead_queue(Nic* nic, ssize_t code);
+  void on_receive(Op* op, const std::string& failure);
   void on_immediate(Nic* nic, uint32_t value);
   void on_probe_arrived(Nic* nic);
   void check_probed(Connection* connection);
@@ -166,6 +178,7 @@ class Group {
   Hub& hub_;
   Fd wake_;
   std::thread thread_;
+  Registrar registrar_;  // runs where the provider pins
   std::atomic<bool> stopping_{false};
   std::atomic<bool> sleeping_{false};
 
@@ -185,7 +198,8 @@ class Group {
   int64_t events_due_ns_ = 0;
   int64_t next_deadline_ns_ = 0;  // 0: none
   unsigned probes_waiting_ = 0;
-  unsigned refused_sleeps_ = 0;
+  unsigned empty_wakeups_ = 0;
+  bool receives_owed_ = false;  // of some endpoint
   bool blocked_ = false;  // a post was refused (EAGAIN): try again soon
 };
 

@@ -19,7 +19,10 @@ size_t Group::read_completions(Nic* nic) {
     on_error_entry(nic);
     return kCompletionBatch;
   }
-  if (count <= 0) return 0;
+  if (count <= 0) {
+    if (count != 0 && count != -FI_EAGAIN) on_dead_queue(nic, count);
+    return 0;
+  }
   const int64_t now = now_ns();
   for (ssize_t i = 0; i < count; ++i) {
     const fi_cq_data_entry& entry = entries[static_cast<size_t>(i)];
@@ -35,6 +38,16 @@ size_t Group::read_completions(Nic* nic) {
     }
   }
   return static_cast<size_t>(count);
+}
+
+// Nothing more can be heard of this NIC's operations.
+void Group::on_dead_queue(Nic* nic, ssize_t code) {
+  const std::string why = hub_.library.check("fi_cq_read", code, nic->label()).text();
+  for (auto& [id, part] : parts_) {
+    for (auto& connection : part->connections) {
+      if (connection->nic == nic) mark_lost(connection.get(), why);
+    }
+  }
 }
 
 void Group::on_error_entry(Nic* nic) {
@@ -61,23 +74,36 @@ void Group::finish_op(Op* op, const std::string& failure, int64_t now) {
     ops_.give(op);
     return;
   }
-  settle_op(op, failure, now);
+  if (op->kind == Op::Kind::kReceive) {
+    on_receive(op, failure);
+  } else {
+    settle_op(op, failure, now);
+  }
   ops_.give(op);
+}
+
+// A receive is used up: the next one takes its place, unless the endpoint is at its end.
+void Group::on_receive(Op* op, const std::string& failure) {
+  Receiver* receiver = op->receiver;
+  receiver->unlink(op);
+  if (receiver->ep == nullptr) return;
+  std::string why = failure;
+  if (why.empty()) {
+    ++receiver->owed;
+    why = post_receives(receiver).text();
+  }
+  if (!why.empty()) lose_all(receiver->ep, why);
 }
 
 // Takes it off its connection and tells whom it concerns; the memory stays the op's.
 void Group::settle_op(Op* op, const std::string& failure, int64_t now) {
   Connection* connection = op->connection;
   connection->unlink(op);
+  connection->refused_ns = 0;
   switch (op->kind) {
     case Op::Kind::kProbe:
       connection->probe_done = connection->probe_done || failure.empty();
       check_probed(connection);
-      return;
-    case Op::Kind::kReceive:
-      if (failure.empty() && connection->state != Connection::State::kLost) {
-        if (Error error = post_receive(connection)) mark_lost(connection, error.text());
-      }
       return;
     case Op::Kind::kPages:
       break;
@@ -163,7 +189,7 @@ void Group::on_immediate(Nic* nic, uint32_t value) {
 void Group::on_probe_arrived(Nic* nic) {
   for (auto& [id, part] : parts_) {
     const auto on = part->nics.find(nic->number);
-    if (on == part->nics.end() || !on->second.scratch) continue;
+    if (on == part->nics.end() || !on->second.memory.scratch) continue;
     for (auto& connection : part->connections) {
       if (connection->nic == nic) check_probed(connection.get());
     }
@@ -174,7 +200,7 @@ void Group::check_probed(Connection* connection) {
   if (connection->state != Connection::State::kUp || connection->probed) return;
   const NicPart& on = connection->part->nics[connection->pair.first];
   uint64_t word = 0;
-  std::memcpy(&word, on.scratch.get() + 8 * connection->pair.second, sizeof word);
+  std::memcpy(&word, on.memory.scratch.get() + 8 * connection->pair.second, sizeof word);
   connection->peer_probed = connection->peer_probed || word != 0;
   if (!connection->probe_done || !connection->peer_probed) return;
   connection->probed = true;

@@ -29,6 +29,7 @@ void Group::close_connections(SessionPart* part, const std::vector<Connection*>&
     connection->probe_wanted = false;
     if (connection->own) {
       endpoints_.erase(&connection->ep->fid);
+      connection->receiver.ep = nullptr;
       connection->own.reset();  // here the last byte of this peer has landed
     }
   }
@@ -45,8 +46,9 @@ void Group::close_connections(SessionPart* part, const std::vector<Connection*>&
   }
   for (Connection* connection : which) {
     abandon(connection, condemned[connection->pair.first]);
-    const NicPart& on = part->nics[connection->pair.first];
-    if (on.scratch) std::memset(on.scratch.get() + 8 * connection->pair.second, 0, 8);
+    abandon(&connection->receiver, nullptr);
+    const auto& scratch = part->nics[connection->pair.first].memory.scratch;
+    if (scratch) std::memset(scratch.get() + 8 * connection->pair.second, 0, 8);
   }
   auto& all = part->connections;
   all.erase(std::remove_if(all.begin(), all.end(),
@@ -68,17 +70,30 @@ void Group::abandon(Connection* connection, RdmEndpoint* condemned) {
   }
 }
 
+void Group::abandon(Receiver* receiver, RdmEndpoint* condemned) {
+  receiver->ep = nullptr;
+  while (receiver->ops != nullptr) {
+    Op* op = receiver->ops;
+    receiver->unlink(op);
+    op->kind = Op::Kind::kAbandoned;
+    op->condemned = condemned;
+    if (condemned != nullptr) ++condemned->abandoned;
+  }
+}
+
 // `up`: one of its connections is known to be established, so that it can be closed. Pages are
 // posted only then, so a condemned endpoint has nothing outstanding but probes.
 RdmEndpoint* Group::retire_rdm(NicPart* on, bool up) {
   std::unique_ptr<RdmEndpoint> rdm = std::move(on->rdm);
   if (!rdm) return nullptr;
-  if (up) {
+  const bool closes = up || hub_.provider.closes_any_time;
+  abandon(&rdm->receiver, closes ? nullptr : rdm.get());
+  if (closes) {
     rdm->ep.reset();
     rdm->av.reset();
     return nullptr;
   }
-  rdm->scratch = std::move(on->scratch);
+  rdm->scratch = std::move(on->memory.scratch);
   rdm->condemned_ns = now_ns();
   condemned_.push_back(std::move(rdm));
   return condemned_.back().get();
@@ -113,6 +128,7 @@ void Group::fail_all(const std::vector<std::shared_ptr<Transfer>>& transfers) {
 void Group::fence(const std::shared_ptr<FenceTicket>& ticket) {
   SessionPart* part = find_part(ticket->session);
   const bool whole = ticket->pair.first < 0;
+  auto closing_memory = std::make_shared<std::vector<Prepared>>();
   if (part != nullptr) {
     std::vector<Connection*> closing;
     for (const auto& connection : part->connections) {
@@ -128,10 +144,10 @@ void Group::fence(const std::shared_ptr<FenceTicket>& ticket) {
           part->connections.begin(), part->connections.end(),
           [number = nic](const auto& connection) { return connection->pair.first == number; });
       if (in_use) continue;
-      on.regions.clear();
-      on.scratch_registration.mr.reset();
-      on.registered = false;
       retire_rdm(&on, false);
+      closing_memory->push_back(std::move(on.memory));
+      on.memory = Prepared();
+      on.registered = false;
     }
     if (whole) {
       end_programs(part);
@@ -139,6 +155,14 @@ void Group::fence(const std::shared_ptr<FenceTicket>& ticket) {
     }
     flush_failures();
   }
+  // Where registrations are the fence, `fenced` waits for their end.
+  aside([closing_memory, ticket]() -> Command {
+    closing_memory->clear();
+    return [ticket](Group& on) { on.say_fenced(ticket); };
+  });
+}
+
+void Group::say_fenced(const std::shared_ptr<FenceTicket>& ticket) {
   if (ticket->groups.fetch_sub(1) != 1) return;
   Event event;
   event.kind = EventKind::kFenced;

@@ -10,6 +10,12 @@
 
 namespace pdnode {
 
+namespace {
+
+constexpr int64_t kRefusedNs = 3'000'000'000;
+
+}  // namespace
+
 // One operation: up to kMaxSegments pieces, each one page or a run of whole pages.
 struct Group::Write {
   std::array<iovec, kMaxSegments> source;
@@ -105,6 +111,7 @@ void Group::maybe_end(Program* program) {
 }
 
 bool Group::pump() {
+  if (receives_owed_) post_owed_receives();
   bool any = probes_waiting_ > 0 && pump_probes();
   blocked_ = false;
   for (auto& [id, part] : parts_) {
@@ -189,14 +196,8 @@ int Group::post_run(Connection* connection, Program* program, int budget, bool* 
                       connection->bytes + write.bytes < kWindowBytes &&
                       write.next.layer < program->due;
     const ssize_t code = post_write(connection, program, write, more);
-    if (code == -FI_EAGAIN && !connection->own && connection->writes == 0) {
-      // FI_EP_RDM: it was up, nothing is on the way, and yet it takes nothing: the provider is
-      // trying to connect again, behind our back and without end.
-      mark_lost(connection, "the connection is gone");
-      break;
-    }
     if (code == -FI_EAGAIN) {
-      *refused = true;
+      *refused = !give_up_refused(connection, program);
       break;
     }
     if (code != 0) {
@@ -209,6 +210,19 @@ int Group::post_run(Connection* connection, Program* program, int budget, bool* 
     look_counters();
   }
   return posted;
+}
+
+// A device that takes nothing and gives nothing back: some providers go on like that for ever, for
+// example while they try to connect again behind our back.
+bool Group::give_up_refused(Connection* connection, Program* program) {
+  const int64_t now = now_ns();
+  if (connection->refused_ns == 0) connection->refused_ns = now;
+  if (now - connection->refused_ns < kRefusedNs) return false;
+  const std::string why = std::string("fi_writemsg: try again, for 3 s [") +
+                          hub_.provider.name + "]";
+  fail(program->transfer, connection->pair, why);
+  mark_lost(connection, why);
+  return true;
 }
 
 Error Group::build(const Program& program, const Connection& connection, uint64_t cap,
@@ -298,6 +312,7 @@ ssize_t Group::post_write(Connection* connection, Program* program, const Write&
     ops_.give(op);
     return code;
   }
+  connection->refused_ns = 0;
   record.posted_ns = entered;
   record.bytes += write.bytes;
   record.writes += 1;
@@ -366,7 +381,7 @@ ssize_t Group::post_probe(Connection* connection) {
   }
   if (there == nullptr || there->length < kScratchBytes) return -FI_ENOKEY;
   NicPart& on = part->nics[connection->pair.first];
-  uint8_t* word = on.scratch.get() + kProbeSourceOffset;
+  uint8_t* word = on.memory.scratch.get() + kProbeSourceOffset;
   const uint64_t one = 1;
   std::memcpy(word, &one, sizeof one);
   Op* op = ops_.take();
@@ -374,7 +389,7 @@ ssize_t Group::post_probe(Connection* connection) {
   op->bytes = sizeof one;
   op->pages = 0;
   void* descriptor = connection->nic->limits.local_registration
-                         ? fi_mr_desc(on.scratch_registration.mr.get())
+                         ? fi_mr_desc(on.memory.scratch_registration.mr.get())
                          : nullptr;
   iovec source = {word, sizeof one};
   fi_rma_iov target = {there->base + 8 * static_cast<uint64_t>(connection->pair.first),

@@ -14,6 +14,8 @@ namespace pdnode {
 namespace {
 
 constexpr int64_t kAcceptPatienceNs = 10'000'000'000;
+// Twice the peer's window: it can never meet an empty queue, however late we post again.
+constexpr uint32_t kReceives = 2 * kWindowWrites;
 
 // Connection data: magic, version, the two NIC numbers, length of the token, token. The length is
 // said because a provider may pad what arrives (verbs does).
@@ -62,20 +64,38 @@ Error Group::listen(int nic, const std::string& host, int port, int* bound) {
   return find_nic(nic)->listen(host, port, bound);
 }
 
-Error Group::add_region(const std::shared_ptr<Region>& region) {
-  std::map<int, std::vector<Registration>> found;
-  for (auto& nic : nics) {
-    if (!nic->limits.local_registration && nic->provider.session_registration) continue;
-    uint64_t access = FI_WRITE;
-    if (!nic->provider.session_registration) access |= FI_REMOTE_WRITE;
-    if (Error error = nic->register_all(region->data(), region->size(), region->page_bytes,
-                                        access, &found[nic->number])) {
-      return error;
-    }
-    hub_.counters.registrations.fetch_add(found[nic->number].size());
+// Runs `job` on the thread that registers, and then what it returns on this group's.
+void Group::aside(std::function<Command()> job) {
+  if (!hub_.provider.pins) {
+    job()(*this);
+    return;
   }
-  if (!found.empty()) base_registrations_[region->number] = std::move(found);
-  return Error();
+  registrar_.post([this, job = std::move(job)] { post(job()); });
+}
+
+void Group::add_region(const std::shared_ptr<Region>& region,
+                       const std::function<void(Error)>& done) {
+  aside([this, region, done]() -> Command {
+    auto found = std::make_shared<std::map<int, std::vector<Registration>>>();
+    Error error;
+    for (auto& nic : nics) {
+      if (!nic->limits.local_registration && nic->provider.session_registration) continue;
+      uint64_t access = FI_WRITE;
+      if (!nic->provider.session_registration) access |= FI_REMOTE_WRITE;
+      error = nic->register_all(region->whole(), access, &(*found)[nic->number]);
+      if (error) break;
+    }
+    return [region, found, error, done](Group& on) {
+      if (!error && !found->empty()) {
+        for (const auto& [nic, pieces] : *found) {
+          on.hub_.counters.registrations.fetch_add(pieces.size());
+        }
+        on.base_registrations_[region->number] = std::move(*found);
+      }
+      found->clear();
+      done(error);
+    };
+  });
 }
 
 void Group::open_session(const std::shared_ptr<SessionShared>& shared, const std::vector<int>& on,
@@ -86,11 +106,51 @@ void Group::open_session(const std::shared_ptr<SessionShared>& shared, const std
     part->shared = shared;
   }
   part->writable = writable;
-  for (const int number : on) {
-    Error error = register_nic(part.get(), find_nic(number));
-    if (!error) continue;
-    if (!shared->broken.exchange(true)) say_lost(shared->id, {-1, -1}, error.text());
-    return;
+  for (const int index : on) {
+    Nic* nic = find_nic(index);
+    if (part->nics[index].registered) {
+      install(shared, nic, nullptr);
+      continue;
+    }
+    aside([this, shared, nic, writable]() -> Command {
+      auto prepared = std::make_shared<Prepared>();
+      prepared->error = prepare_nic(*nic, writable, prepared.get());
+      return [shared, nic, prepared](Group& there) {
+        there.install(shared, nic, prepared.get());
+        *prepared = Prepared();
+      };
+    });
+  }
+}
+
+Error Group::prepare_nic(const Nic& nic, const std::vector<std::shared_ptr<Region>>& writable,
+                         Prepared* prepared) const {
+  prepared->held = writable;
+  prepared->scratch = std::make_unique<uint8_t[]>(kScratchBytes);
+  const uint64_t access = FI_REMOTE_WRITE | (nic.limits.local_registration ? FI_WRITE : 0);
+  if (Error error = nic.register_piece({prepared->scratch.get(), kScratchBytes}, 0, kScratchBytes,
+                                       access, &prepared->scratch_registration)) {
+    return error;
+  }
+  if (!nic.provider.session_registration) return Error();
+  for (const auto& region : writable) {
+    if (region->group != number) continue;
+    auto& pieces = prepared->regions[region->number];
+    if (Error error = nic.register_all(region->whole(), FI_REMOTE_WRITE, &pieces)) return error;
+  }
+  return Error();
+}
+
+// Null: the NIC was registered before. The session may be gone, or another one of its number.
+void Group::install(const std::shared_ptr<SessionShared>& shared, Nic* nic, Prepared* prepared) {
+  SessionPart* part = find_part(shared->id);
+  if (part == nullptr || part->shared != shared) return;
+  if (prepared != nullptr && !part->nics[nic->number].registered) {
+    const Error error = prepared->error ? prepared->error : install_part(part, nic, prepared);
+    if (error) {
+      if (!shared->broken.exchange(true)) say_lost(shared->id, {-1, -1}, error.text());
+      return;
+    }
   }
   if (shared->opening.fetch_sub(1) == 1 && !shared->broken.load()) {
     shared->opened.store(true);
@@ -100,54 +160,35 @@ void Group::open_session(const std::shared_ptr<SessionShared>& shared, const std
   }
 }
 
-Error Group::register_nic(SessionPart* part, Nic* nic) {
+Error Group::install_part(SessionPart* part, Nic* nic, Prepared* prepared) {
   NicPart& on = part->nics[nic->number];
-  if (on.registered) return Error();
   on.nic = nic;
-  if (!on.scratch) on.scratch = std::make_unique<uint8_t[]>(kScratchBytes);
-  std::memset(on.scratch.get(), 0, kScratchBytes);
-  std::vector<Descriptor> found;
-  const uint64_t access = FI_REMOTE_WRITE | (nic->limits.local_registration ? FI_WRITE : 0);
-  if (Error error = nic->register_piece(on.scratch.get(), 0, kScratchBytes, access,
-                                        &on.scratch_registration)) {
-    return error;
-  }
-  found.push_back({kScratch, nic->number, 0, kScratchBytes, on.scratch_registration.base,
-                   on.scratch_registration.key});
-  if (Error error = describe_regions(part, &on, &found)) return error;
+  on.memory = std::move(*prepared);
   if (hub_.provider.endpoint == FI_EP_RDM && !on.rdm) {
     if (Error error = open_rdm(part, &on)) return error;
   }
-  hub_.counters.registrations.fetch_add(on.regions.size() + 1);
   on.registered = true;
+  const Registration& scratch = on.memory.scratch_registration;
+  std::vector<Descriptor> found = {
+      {kScratch, nic->number, 0, kScratchBytes, scratch.base, scratch.key}};
+  hub_.counters.registrations.fetch_add(1);
+  for (const auto& region : part->writable) {
+    if (region->group != number) continue;
+    const auto& pieces = hub_.provider.session_registration
+                             ? on.memory.regions[region->number]
+                             : base_registrations_[region->number][nic->number];
+    for (const Registration& piece : pieces) {
+      found.push_back(
+          {region->number, nic->number, piece.offset, piece.length, piece.base, piece.key});
+    }
+    if (hub_.provider.session_registration) hub_.counters.registrations.fetch_add(pieces.size());
+  }
   const std::lock_guard<std::mutex> lock(part->shared->mutex);
   auto& all = part->shared->descriptors;
   all.erase(std::remove_if(all.begin(), all.end(),
                            [nic](const Descriptor& one) { return one.nic == nic->number; }),
             all.end());
   all.insert(all.end(), found.begin(), found.end());
-  return Error();
-}
-
-Error Group::describe_regions(SessionPart* part, NicPart* on, std::vector<Descriptor>* found) {
-  for (const auto& region : part->writable) {
-    if (region->group != number) continue;
-    std::vector<Registration> pieces;
-    const std::vector<Registration>* described = &pieces;
-    if (hub_.provider.session_registration) {
-      if (Error error = on->nic->register_all(region->data(), region->size(), region->page_bytes,
-                                              FI_REMOTE_WRITE, &pieces)) {
-        return error;
-      }
-    } else {
-      described = &base_registrations_[region->number][on->nic->number];
-    }
-    for (const Registration& piece : *described) {
-      found->push_back({region->number, on->nic->number, piece.offset, piece.length, piece.base,
-                        piece.key});
-    }
-    for (Registration& piece : pieces) on->regions.push_back(std::move(piece));
-  }
   return Error();
 }
 
@@ -220,24 +261,51 @@ Error Group::prepare(Connection* connection, fi_info* info) {
   connection->ep = connection->own.get();
   endpoints_[&connection->ep->fid] = connection;
   if (!nic.limits.posts_receives) return Error();
-  // Twice the peer's window: it can never meet an empty queue, however late we post again.
-  for (uint32_t i = 0; i < 2 * kWindowWrites; ++i) {
-    if (Error error = post_receive(connection)) return error;
+  connection->receiver.ep = connection->ep;
+  connection->receiver.owed = kReceives;
+  return post_receives(&connection->receiver);
+}
+
+Error Group::post_receives(Receiver* receiver) {
+  while (receiver->ep != nullptr && receiver->owed > 0) {
+    Op* op = ops_.take();
+    op->kind = Op::Kind::kReceive;
+    const auto code = fi_recv(receiver->ep, nullptr, 0, nullptr, FI_ADDR_UNSPEC, &op->context);
+    if (code != 0) {
+      ops_.give(op);
+      if (code == -FI_EAGAIN) {
+        receives_owed_ = true;
+        return Error();
+      }
+      return hub_.library.check("fi_recv", code, hub_.provider.name);
+    }
+    --receiver->owed;
+    receiver->link(op);
   }
   return Error();
 }
 
-Error Group::post_receive(Connection* connection) {
-  Op* op = ops_.take();
-  op->kind = Op::Kind::kReceive;
-  op->bytes = 0;
-  const auto code = fi_recv(connection->ep, nullptr, 0, nullptr, 0, &op->context);
-  if (code != 0) {
-    ops_.give(op);
-    return hub_.library.check("fi_recv", code, hub_.provider.name);
+void Group::post_owed_receives() {
+  receives_owed_ = false;
+  for (auto& [id, part] : parts_) {
+    for (auto& connection : part->connections) {
+      if (Error error = post_receives(&connection->receiver)) {
+        mark_lost(connection.get(), error.text());
+      }
+    }
+    for (auto& [nic, on] : part->nics) {
+      if (!on.rdm) continue;
+      if (Error error = post_receives(&on.rdm->receiver)) lose_all(on.rdm->ep.get(), error.text());
+    }
   }
-  connection->link(op);
-  return Error();
+}
+
+void Group::lose_all(const fid_ep* endpoint, const std::string& why) {
+  for (auto& [id, part] : parts_) {
+    for (auto& connection : part->connections) {
+      if (connection->ep == endpoint) mark_lost(connection.get(), why);
+    }
+  }
 }
 
 Error Group::connect_msg(Connection* connection, const std::vector<uint8_t>& address) {
@@ -259,6 +327,11 @@ Error Group::connect_rdm(Connection* connection, const std::vector<uint8_t>& add
     return Error("endpoint: fi_av_insert refused it");
   }
   connection->ep = on.rdm->ep.get();
+  if (on.nic->limits.posts_receives) {
+    on.rdm->receiver.ep = connection->ep;
+    on.rdm->receiver.owed += kReceives;
+    if (Error error = post_receives(&on.rdm->receiver)) return error;
+  }
   mark_connected(connection);
   return Error();
 }

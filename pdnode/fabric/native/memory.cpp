@@ -18,11 +18,15 @@ Error Mapping::open(int fd, size_t size, const char* what, std::unique_ptr<Mappi
   }
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return Error(errno_text(what, errno));
-  mapping->reset(new Mapping(static_cast<uint8_t*>(data), size));
+  // Of a memfd this is the size of its pages.
+  const size_t page_bytes = static_cast<size_t>(status.st_blksize);
+  mapping->reset(new Mapping(static_cast<uint8_t*>(data), size, page_bytes));
   return Error();
 }
 
-Mapping::~Mapping() { munmap(data_, size_); }
+size_t Mapping::mapped() const { return (size_ + page_bytes_ - 1) / page_bytes_ * page_bytes_; }
+
+Mapping::~Mapping() { munmap(data_, mapped()); }
 
 Error LayerCounter::open(int page_fd, const std::vector<int>& wake_fds,
                          std::unique_ptr<LayerCounter>* counter) {

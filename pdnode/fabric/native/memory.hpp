@@ -27,11 +27,21 @@ class Mapping {
   ~Mapping();
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
+  size_t page_bytes() const { return page_bytes_; }  // the kernel's, 2 MiB where it is huge
 
  private:
-  Mapping(uint8_t* data, size_t size) : data_(data), size_(size) {}
+  Mapping(uint8_t* data, size_t size, size_t page_bytes)
+      : data_(data), size_(size), page_bytes_(page_bytes) {}
+  size_t mapped() const;  // whole pages: munmap takes no part of a huge one
   uint8_t* data_;
-  size_t size_;
+  size_t size_, page_bytes_;
+};
+
+// Memory to register: `page_bytes` may not straddle two pieces, `memory_page_bytes` is what the
+// kernel maps it in.
+struct Memory {
+  uint8_t* data = nullptr;
+  uint64_t size = 0, page_bytes = 0, memory_page_bytes = 4096;
 };
 
 // A worker's KV memory. Unmapped when the last session and program that use it are gone.
@@ -42,6 +52,7 @@ struct Region {
   std::unique_ptr<Mapping> memory;
   uint8_t* data() const { return memory->data(); }
   uint64_t size() const { return memory->size(); }
+  Memory whole() const { return {data(), size(), page_bytes, memory->page_bytes()}; }
 };
 
 // A worker's layer counter, as the daemon sees it.

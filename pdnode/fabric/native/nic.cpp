@@ -2,11 +2,16 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <rdma/fi_errno.h>
 #include <rdma/fi_ext.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "util.hpp"
 
@@ -19,7 +24,44 @@ constexpr size_t kCompletionQueueEntries = 16384;
 // write twice and overwrite a page that decode has appended to (HAZARDS A 18).
 constexpr int kEfaWriteInOrder = FI_OPT_EFA_RNR_RETRY + 6;
 
+std::string memlock_advice() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  if (limit.rlim_cur == RLIM_INFINITY) return "";
+  return "; RLIMIT_MEMLOCK is " + std::to_string(limit.rlim_cur) + " bytes (LimitMEMLOCK=)";
+}
+
 }  // namespace
+
+Charge::Charge(Account* account, uint64_t bytes, uint64_t entries)
+    : account_(account), bytes_(bytes), entries_(entries) {
+  account_->bytes.fetch_add(bytes_);
+  account_->entries.fetch_add(entries_);
+  account_->registrations.fetch_add(1);
+}
+
+Charge::Charge(Charge&& other) noexcept
+    : account_(std::exchange(other.account_, nullptr)),
+      bytes_(other.bytes_),
+      entries_(other.entries_) {}
+
+Charge& Charge::operator=(Charge&& other) noexcept {
+  if (this != &other) {
+    reset();
+    account_ = std::exchange(other.account_, nullptr);
+    bytes_ = other.bytes_;
+    entries_ = other.entries_;
+  }
+  return *this;
+}
+
+void Charge::reset() {
+  if (account_ == nullptr) return;
+  account_->bytes.fetch_sub(bytes_);
+  account_->entries.fetch_sub(entries_);
+  account_->registrations.fetch_sub(1);
+  account_ = nullptr;
+}
 
 Error Nic::open() {
   const std::string node = provider.by_domain_name ? "" : address;
@@ -131,35 +173,47 @@ Info Nic::info_for(const void* address_bytes, size_t size) const {
   return copy;
 }
 
-Error Nic::register_piece(uint8_t* data, uint64_t offset, uint64_t length, uint64_t access,
+Error Nic::register_piece(const Memory& memory, uint64_t offset, uint64_t length, uint64_t access,
                           Registration* piece) const {
-  uint64_t wanted = random_u64();
-  if (info->domain_attr->mr_key_size < 8) {
-    wanted &= (uint64_t{1} << (8 * info->domain_attr->mr_key_size)) - 1;
+  const uint64_t entries = (length + memory.memory_page_bytes - 1) / memory.memory_page_bytes;
+  const std::string wanted = " for " + std::to_string(length) + " bytes with NIC " + name + ", " +
+                             std::to_string(account.bytes.load()) + " bytes registered before";
+  if (account.entries.load() + entries > provider.nic_entries) {
+    return Error("registration: " + std::to_string(entries) + " more pages of " +
+                 std::to_string(memory.memory_page_bytes) + " bytes are above the limit of " +
+                 std::to_string(provider.nic_entries) + wanted + "; huge pages need fewer");
   }
-  const int code = fi_mr_reg(domain.get(), data + offset, length, access, 0,
-                             limits.provider_keys ? 0 : wanted, 0, piece->mr.out(), nullptr);
+  uint64_t key = random_u64();
+  if (info->domain_attr->mr_key_size < 8) {
+    key &= (uint64_t{1} << (8 * info->domain_attr->mr_key_size)) - 1;
+  }
+  const int code = fi_mr_reg(domain.get(), memory.data + offset, length, access, 0,
+                             limits.provider_keys ? 0 : key, 0, piece->mr.out(), nullptr);
   if (Error error = library.check("fi_mr_reg", code, label())) {
-    return Error(error.text() + " for " + std::to_string(length) + " bytes with NIC " + name);
+    return Error(error.text() + wanted + (code == -FI_ENOMEM ? memlock_advice() : ""));
   }
   piece->offset = offset;
   piece->length = length;
   piece->key = fi_mr_key(piece->mr.get());
-  piece->base = limits.virtual_addresses ? reinterpret_cast<uint64_t>(data + offset) : 0;
+  piece->base = limits.virtual_addresses ? reinterpret_cast<uint64_t>(memory.data + offset) : 0;
+  piece->charge = Charge(&account, length, entries);
   return Error();
 }
 
-Error Nic::register_all(uint8_t* data, uint64_t size, uint64_t page_bytes, uint64_t access,
+Error Nic::register_all(const Memory& memory, uint64_t access,
                         std::vector<Registration>* pieces) const {
-  const uint64_t step = provider.piece_bytes / page_bytes * page_bytes;
+  const uint64_t most = provider.piece_entries * memory.memory_page_bytes;
+  // Cut where neither a page of ours nor one of the kernel's is cut: that one would count twice.
+  const uint64_t unit = std::lcm(memory.page_bytes, memory.memory_page_bytes);
+  const uint64_t step = unit <= most ? most / unit * unit : most / memory.page_bytes * memory.page_bytes;
   if (step == 0) {
-    return Error("page_bytes: " + std::to_string(page_bytes) + " is above the limit of " +
-                 std::to_string(provider.piece_bytes) + " a registration [" + label() + "]");
+    return Error("page_bytes: " + std::to_string(memory.page_bytes) + " is above the limit of " +
+                 std::to_string(most) + " a registration [" + label() + "]");
   }
-  for (uint64_t offset = 0; offset < size; offset += step) {
+  for (uint64_t offset = 0; offset < memory.size; offset += step) {
     Registration piece;
-    const uint64_t length = size - offset < step ? size - offset : step;
-    if (Error error = register_piece(data, offset, length, access, &piece)) return error;
+    const uint64_t length = std::min(memory.size - offset, step);
+    if (Error error = register_piece(memory, offset, length, access, &piece)) return error;
     pieces->push_back(std::move(piece));
   }
   return Error();

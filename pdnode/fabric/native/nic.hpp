@@ -8,6 +8,7 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_rma.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,10 +16,31 @@
 #include "error.hpp"
 #include "fid.hpp"
 #include "library.hpp"
+#include "memory.hpp"
 #include "provider.hpp"
 #include "stats.hpp"
 
 namespace pdnode {
+
+// What a NIC has registered. Any thread.
+struct Account {
+  std::atomic<uint64_t> bytes{0}, entries{0}, registrations{0};
+};
+
+// One registration's share of its NIC's account.
+class Charge {
+ public:
+  Charge() = default;
+  Charge(Account* account, uint64_t bytes, uint64_t entries);
+  Charge(Charge&& other) noexcept;
+  Charge& operator=(Charge&& other) noexcept;
+  ~Charge() { reset(); }
+  void reset();
+
+ private:
+  Account* account_ = nullptr;
+  uint64_t bytes_ = 0, entries_ = 0;
+};
 
 // One piece of memory registered with one NIC: [offset, offset + length) of its region.
 struct Registration {
@@ -26,7 +48,8 @@ struct Registration {
   uint64_t length = 0;
   uint64_t base = 0;  // what a writer adds its offset within the piece to
   uint64_t key = 0;
-  Fid<fid_mr> mr;
+  Charge charge;
+  Fid<fid_mr> mr;  // closed first
 };
 
 struct Queues {
@@ -57,10 +80,11 @@ struct Nic {
   // A copy of our info with the destination set, which verbs wants when the endpoint is made.
   Info info_for(const void* address_bytes, size_t size) const;
 
-  Error register_piece(uint8_t* data, uint64_t offset, uint64_t length, uint64_t access,
+  // The registering calls may come from a second thread where the provider pins.
+  Error register_piece(const Memory& memory, uint64_t offset, uint64_t length, uint64_t access,
                        Registration* registration) const;
-  // [0, size) in pieces that are multiples of `page_bytes` and within the provider's limit.
-  Error register_all(uint8_t* data, uint64_t size, uint64_t page_bytes, uint64_t access,
+  // All of it, in pieces that are multiples of its pages and within the provider's limits.
+  Error register_all(const Memory& memory, uint64_t access,
                      std::vector<Registration>* pieces) const;
 
   const char* label() const { return provider.name; }
@@ -72,6 +96,7 @@ struct Nic {
   const std::string address;
   Limits limits{};
   Flow flow;
+  mutable Account account;
 
   // In this order: they are closed from the last to the first.
   Info info;

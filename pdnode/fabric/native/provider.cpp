@@ -7,16 +7,19 @@ namespace pdnode {
 namespace {
 
 constexpr uint64_t kUnlimited = uint64_t{1} << 46;
+// EFA: 4 GiB of 4 KiB pages in one registration, 95 GB in a NIC (HAZARDS A 21).
+constexpr uint64_t kEfaPieceEntries = uint64_t{1} << 20;
+constexpr uint64_t kEfaNicEntries = 24'000'000;
 
 const Provider kProviders[] = {
     {"tcp", "tcp", FI_EP_MSG, true, FI_DELIVERY_COMPLETE,
-     "the target's progress thread acknowledged it", kUnlimited, false},
-    {"verbs", "verbs", FI_EP_MSG, false, 0, "RC acknowledgement", kUnlimited, false},
-    // 1 M page-table entries a registration: 4 GiB of 4 KiB pages (HAZARDS A 21).
+     "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, true},
+    {"verbs", "verbs", FI_EP_MSG, false, 0, "RC acknowledgement", kUnlimited, kUnlimited, false,
+     true, true},
     {"efa", "efa", FI_EP_RDM, true, FI_DELIVERY_COMPLETE, "the device acknowledged it",
-     uint64_t{4} << 30, true},
+     kEfaPieceEntries, kEfaNicEntries, true, true, true},
     {"tcp-rdm", "tcp", FI_EP_RDM, true, FI_DELIVERY_COMPLETE,
-     "the target's progress thread acknowledged it", kUnlimited, false},
+     "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, false},
 };
 
 Info make_hints(const Library& library, const Provider& provider, const std::string& domain) {
@@ -25,7 +28,7 @@ Info make_hints(const Library& library, const Provider& provider, const std::str
   hints->caps = FI_MSG | FI_RMA;
   hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
   hints->ep_attr->type = provider.endpoint;
-  hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  hints->domain_attr->threading = provider.pins ? FI_THREAD_SAFE : FI_THREAD_DOMAIN;
   // Our own thread polls: an automatic progress thread inside the provider would only compete.
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;

@@ -20,8 +20,11 @@ struct Provider {
   bool session_registration;
   uint64_t delivery_flag;  // per operation; in the hints it would remove verbs from the answer
   const char* delivery;    // what a completion means
-  uint64_t piece_bytes;    // largest registration
+  uint64_t piece_entries;  // page-table entries of the largest registration
+  uint64_t nic_entries;    // and of all registrations of a NIC
   bool by_domain_name;     // NIC found by its name instead of its source address
+  bool pins;               // registering takes long and is charged to RLIMIT_MEMLOCK: done aside
+  bool closes_any_time;    // false: closing an endpoint that is still connecting crashes
 };
 
 // Null for an unknown name.

@@ -25,11 +25,13 @@ class SelfTest {
   Error run() {
     if (Error error = nic_.open_queues(false, &queues_)) return error;
     for (size_t i = 0; i < kBytes; ++i) source_[i] = static_cast<uint8_t>(i * 7 + 1);
-    if (Error error = nic_.register_piece(target_.data(), 0, kBytes, FI_REMOTE_WRITE, &remote_)) {
+    if (Error error =
+            nic_.register_piece({target_.data(), kBytes}, 0, kBytes, FI_REMOTE_WRITE, &remote_)) {
       return error;
     }
     if (nic_.limits.local_registration) {
-      if (Error error = nic_.register_piece(source_.data(), 0, kBytes, FI_WRITE, &local_)) {
+      if (Error error =
+              nic_.register_piece({source_.data(), kBytes}, 0, kBytes, FI_WRITE, &local_)) {
         return error;
       }
     }
@@ -37,8 +39,7 @@ class SelfTest {
       return error;
     }
     if (nic_.limits.posts_receives) {
-      const auto code = fi_recv(receiver_.get(), nullptr, 0, nullptr, 0, &receive_context_);
-      if (Error error = nic_.library.check("fi_recv", code, nic_.label())) return error;
+      if (Error error = post_receive()) return error;
     }
     return write_and_check();
   }
@@ -47,6 +48,16 @@ class SelfTest {
   Error expired(const char* what) const {
     return Error(std::string("self-test: ") + what + " within 10 s on NIC " + nic_.name + " [" +
                  nic_.label() + "]");
+  }
+
+  Error post_receive() {
+    ssize_t code = -FI_EAGAIN;
+    while (code == -FI_EAGAIN) {
+      if (now_ns() > deadline_ns_) return expired("no receive could be posted");
+      code = fi_recv(receiver_.get(), nullptr, 0, nullptr, FI_ADDR_UNSPEC, &receive_context_);
+      if (code == -FI_EAGAIN) poll_completions();
+    }
+    return nic_.library.check("fi_recv", code, nic_.label());
   }
 
   Error connect_rdm() {

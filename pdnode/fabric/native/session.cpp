@@ -26,9 +26,16 @@ Op* OpPool::take() {
   return op;
 }
 
+void OpPool::leave() {
+  for (auto& chunk : chunks_) chunk.release();
+  chunks_.clear();
+  free_ = nullptr;
+}
+
 void OpPool::give(Op* op) {
   op->kind = Op::Kind::kFree;
   op->connection = nullptr;
+  op->receiver = nullptr;
   op->program = nullptr;
   op->condemned = nullptr;
   op->previous = nullptr;
@@ -36,32 +43,47 @@ void OpPool::give(Op* op) {
   free_ = op;
 }
 
+namespace {
+
+void push(Op** list, Op* op) {
+  op->previous = nullptr;
+  op->next = *list;
+  if (*list != nullptr) (*list)->previous = op;
+  *list = op;
+}
+
+void remove(Op** list, Op* op) {
+  (op->previous != nullptr ? op->previous->next : *list) = op->next;
+  if (op->next != nullptr) op->next->previous = op->previous;
+  op->previous = op->next = nullptr;
+}
+
+}  // namespace
+
+void Receiver::link(Op* op) {
+  op->receiver = this;
+  push(&ops, op);
+}
+
+void Receiver::unlink(Op* op) {
+  assert(op->receiver == this);
+  remove(&ops, op);
+  op->receiver = nullptr;
+}
+
 void Connection::link(Op* op) {
   op->connection = this;
-  op->previous = nullptr;
-  op->next = ops;
-  if (ops != nullptr) ops->previous = op;
-  ops = op;
-  if (op->kind != Op::Kind::kReceive) {
-    ++writes;
-    bytes += op->bytes;
-  }
+  push(&ops, op);
+  ++writes;
+  bytes += op->bytes;
 }
 
 void Connection::unlink(Op* op) {
   assert(op->connection == this);
-  if (op->previous != nullptr) {
-    op->previous->next = op->next;
-  } else {
-    ops = op->next;
-  }
-  if (op->next != nullptr) op->next->previous = op->previous;
-  op->previous = op->next = nullptr;
+  remove(&ops, op);
   op->connection = nullptr;
-  if (op->kind != Op::Kind::kReceive) {
-    --writes;
-    bytes -= op->bytes;
-  }
+  --writes;
+  bytes -= op->bytes;
 }
 
 Connection* SessionPart::find(Pair pair) const {

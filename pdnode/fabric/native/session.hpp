@@ -59,6 +59,7 @@ struct SessionShared {
 };
 
 struct Connection;
+struct Receiver;
 struct RdmEndpoint;
 
 // The context of one operation. libfabric may write to `context` until the operation has come
@@ -69,7 +70,8 @@ struct Op {
   fi_context2 context{};  // first: libfabric returns its address
   Op* previous = nullptr;
   Op* next = nullptr;
-  Connection* connection = nullptr;
+  Connection* connection = nullptr;  // of pages and probes
+  Receiver* receiver = nullptr;      // of a receive
   Program* program = nullptr;
   uint64_t bytes = 0;
   uint32_t pages = 0;
@@ -82,6 +84,8 @@ class OpPool {
  public:
   Op* take();
   void give(Op* op);
+  // Leaves the memory to endpoints that stay open until the process ends.
+  void leave();
 
  private:
   static constexpr size_t kChunk = 256;
@@ -91,6 +95,15 @@ class OpPool {
 
 struct SessionPart;
 
+// The receives of one endpoint, where each immediate consumes one (Limits::posts_receives).
+struct Receiver {
+  fid_ep* ep = nullptr;
+  Op* ops = nullptr;  // posted
+  uint32_t owed = 0;  // still to post
+  void link(Op* op);
+  void unlink(Op* op);
+};
+
 // FI_EP_RDM: the endpoint of a session on one NIC, shared by its pairs there. libfabric crashes
 // when one is closed during a connection's set-up, so a fenced endpoint that is not known to be
 // up is condemned: kept, without registrations, and closed later.
@@ -98,6 +111,7 @@ struct RdmEndpoint {
   std::unique_ptr<uint8_t[]> scratch;  // a probe that is still queued reads it
   Fid<fid_av> av;
   Fid<fid_ep> ep;
+  Receiver receiver;
   size_t name_bytes = 0;
   unsigned abandoned = 0;  // operations that have not come back
   int64_t condemned_ns = 0;
@@ -115,6 +129,8 @@ struct Connection {
   fi_addr_t peer = FI_ADDR_UNSPEC;
   int64_t deadline_ns = 0;  // of connecting, or of the probe; 0: none
   int64_t patience_ns = 0;  // as given to connect()
+  Receiver receiver;        // FI_EP_MSG
+  int64_t refused_ns = 0;   // since when the provider says "try again" and gives nothing back
   Op* ops = nullptr;        // outstanding ones
   uint32_t writes = 0;      // in flight, pages and probes
   uint64_t bytes = 0;
@@ -126,13 +142,20 @@ struct Connection {
   void unlink(Op* op);
 };
 
+// What a session needs to have registered on one NIC, made by whichever thread registers.
+struct Prepared {
+  Error error;
+  std::vector<std::shared_ptr<Region>> held;  // unmapped after the registrations are closed
+  std::unique_ptr<uint8_t[]> scratch;
+  Registration scratch_registration;
+  std::map<int, std::vector<Registration>> regions;  // by number; with session_registration only
+};
+
 // What the session has registered on one NIC.
 struct NicPart {
   Nic* nic = nullptr;
   bool registered = false;
-  std::unique_ptr<uint8_t[]> scratch;
-  Registration scratch_registration;
-  std::vector<Registration> regions;
+  Prepared memory;
   std::unique_ptr<RdmEndpoint> rdm;
 };
 

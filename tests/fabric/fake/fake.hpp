@@ -18,7 +18,6 @@
 #include <memory>
 #include <mutex>
 #include <random>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -197,7 +196,7 @@ struct World {
   std::string personality;
   std::mt19937_64 chance{1};
   std::list<Write> wire;
-  std::set<void*> contexts;  // of operations that have not come back
+  std::map<void*, uint64_t> contexts;  // of what has not come back, and its endpoint
   std::map<uint64_t, Ep*> endpoints;  // by name
   std::map<uint16_t, Pep*> listeners;
   std::map<std::string, int64_t> live;    // objects, by kind

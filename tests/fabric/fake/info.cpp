@@ -108,7 +108,7 @@ World& world() {
 }
 
 void World::violation(const std::string& what) {
-  if (violations.size() < 100) violations.push_back(what);
+  if (violations.size() < 5) violations.push_back(what);
 }
 
 fi_info* dupinfo(const fi_info* from) {

@@ -160,7 +160,7 @@ bool land(Write* write, Write* again) {
   if (all.rules.writes_twice != 0 && !forbidden && all.roll(400)) {
     copy_payload(write);
     *again = *write;
-    again->again = true;
+    again->again = again->completed = true;
     again->delay = 30;
   }
   complete(write, fault);
@@ -255,7 +255,7 @@ ssize_t post_write(fid_ep* fid, const fi_msg_rma* message, uint64_t flags) {
     write.segments.push_back({source, message->msg_iov[i].iov_len, message->rma_iov[i].addr,
                               message->rma_iov[i].key});
   }
-  if (!all.contexts.insert(message->context).second) {
+  if (!all.contexts.emplace(message->context, ep->name).second) {
     all.violation("the context of an outstanding operation is used again");
   }
   ++ep->flying;
@@ -280,7 +280,7 @@ ssize_t post_receive(fid_ep* fid, void*, size_t, void*, fi_addr_t, void* context
   const Entered entered(ep->domain);
   World& all = world();
   if (all.roll(all.rules.again_permille)) return -FI_EAGAIN;
-  if (!all.contexts.insert(context).second) {
+  if (!all.contexts.emplace(context, ep->name).second) {
     all.violation("the context of an outstanding receive is used again");
   }
   ep->receives.push_back(context);
@@ -323,7 +323,6 @@ void close_wire(Ep* ep) {
       if (!write.completed && cancels && !write.lost) {
         push_completion(ep, {write.context, FI_RMA | FI_WRITE, 0, FI_ECANCELED, 0});
       }
-      if (!write.completed) all.contexts.erase(write.context);
       write.completed = true;
     } else if (write.to == ep->name) {
       stays = false;
@@ -333,8 +332,10 @@ void close_wire(Ep* ep) {
     one = stays ? std::next(one) : all.wire.erase(one);
   }
   for (void* context : ep->receives) {
-    all.contexts.erase(context);
     if (cancels) push_completion(ep, {context, FI_RECV, 0, FI_ECANCELED, 0});
+  }
+  for (auto one = all.contexts.begin(); one != all.contexts.end();) {
+    one = one->second == ep->name ? all.contexts.erase(one) : std::next(one);
   }
   if (cancels || ep->cq == nullptr) return;
   auto& entries = ep->cq->entries;

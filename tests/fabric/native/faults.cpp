@@ -119,7 +119,7 @@ void repeated_immediate(Scenario& s) {
 void fence_in_flight(Scenario& s, bool target_first) {
   s.fake.set("hold", 1);
   const int64_t number = push_all(s, 8, s.below(2) == 0);
-  until([&] { return s.sender.statistic("posted_writes") > 0; }, "nothing posted");
+  until([&] { return s.sender.statistic("writes") > 0; }, "nothing posted");
   Node& first = target_first ? s.target : s.sender;
   first.fabric->fence(s.session, std::nullopt);
   first.wait(EventKind::kFenced, s.session);
@@ -130,8 +130,8 @@ void fence_in_flight(Scenario& s, bool target_first) {
   }
   s.fake.set("hold", 0);
   nothing_lands(s);
+  s.sender.wait(EventKind::kFailed, number);
   if (target_first) {
-    s.sender.wait(EventKind::kFailed, number);
     s.sender.fabric->fence(s.session, std::nullopt);
     s.sender.wait(EventKind::kFenced, s.session);
   }
@@ -142,7 +142,7 @@ void fence_in_flight(Scenario& s, bool target_first) {
 void stop_in_flight(Scenario& s) {
   s.fake.set("hold", 1);
   const int64_t number = push_all(s, 9, false);
-  until([&] { return s.sender.statistic("posted_writes") > 0; }, "nothing posted");
+  until([&] { return s.sender.statistic("writes") > 0; }, "nothing posted");
   s.sender.fabric->stop(number);
   check(!s.sender.has(EventKind::kDrained, number), "drained with writes on the wire");
   s.fake.set("hold", 0);
