@@ -21,6 +21,16 @@ constexpr int kBlockedTimeoutMs = 1;
 constexpr unsigned kMostEmptyWakeups = 64;  // in a row
 constexpr long kNapNs = 50'000;  // where the provider has nothing to wait on
 
+// Endpoints whose closing now could crash stay open until the process ends, with their memory.
+void keep_open(std::vector<std::unique_ptr<RdmEndpoint>> endpoints, OpPool ops) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::unique_ptr<RdmEndpoint>>;
+  static auto& kept_ops = *new std::vector<OpPool>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (auto& endpoint : endpoints) kept.push_back(std::move(endpoint));
+  kept_ops.push_back(std::move(ops));
+}
+
 }  // namespace
 
 Group::~Group() {
@@ -89,21 +99,15 @@ void Group::close() {
   parts_.clear();
   endpoints_.clear();
   release_condemned(now_ns());
-  // What such an endpoint still uses cannot be closed either.
   const bool keeps = !condemned_.empty();
-  if (keeps) ops_.leave();
-  for (auto& endpoint : condemned_) {
-    endpoint->ep.release();  // closing it now could crash: it stays open until the process ends
-    endpoint->av.release();
-    endpoint->scratch.release();
-  }
+  if (keeps) keep_open(std::move(condemned_), std::move(ops_));
   condemned_.clear();
   base_registrations_.clear();
   watches_.clear();
   // Queues, domains and listeners go; the Nic objects stay, for their statistics.
   for (auto& nic : nics) {
     nic->listeners.clear();
-    if (keeps) {
+    if (keeps) {  // used by what is kept open
       nic->queues.cq.release();
       nic->domain.release();
       nic->fabric.release();

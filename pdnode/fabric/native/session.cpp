@@ -26,12 +26,6 @@ Op* OpPool::take() {
   return op;
 }
 
-void OpPool::leave() {
-  for (auto& chunk : chunks_) chunk.release();
-  chunks_.clear();
-  free_ = nullptr;
-}
-
 void OpPool::give(Op* op) {
   op->kind = Op::Kind::kFree;
   op->connection = nullptr;

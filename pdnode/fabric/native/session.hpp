@@ -84,8 +84,6 @@ class OpPool {
  public:
   Op* take();
   void give(Op* op);
-  // Leaves the memory to endpoints that stay open until the process ends.
-  void leave();
 
  private:
   static constexpr size_t kChunk = 256;

@@ -63,7 +63,7 @@ void run_seed(const Fake& fake, const std::string& library, const std::string& p
     s.open(s.below(2) == 0 ? 0 : 1 + static_cast<uint64_t>(s.below(9)));
     exchange(s);
     if (fake.there()) fault(s, static_cast<int>(seed % static_cast<uint64_t>(kFaults)));
-    if (fake.there() && seed % 100 == 1) patience(s);
+    if (fake.there() && seed % 100 == 99) patience(s);
     s.sender.fabric->close();
     s.target.fabric->close();
   }

@@ -78,7 +78,7 @@ class Node {
   std::vector<Event> events_;
 };
 
-// Waits for `condition`, at most 20 s.
+// Waits for `condition`, at most 30 s.
 void until(const std::function<bool()>& condition, const std::string& what);
 
 // Takes a session from nothing to `probed` on both sides. `cut`: the target describes its region
