@@ -1,9 +1,12 @@
 """Starts the worker and builds what stands on its memory: pool, gate, scheduler, step loop."""
 
+import logging
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdnode.config import Config
+from pdnode.confignics import PINNING_PROVIDERS
 from pdnode.configrules import page_tokens
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.pages import PagePool
@@ -12,6 +15,9 @@ from pdnode.daemon.steps import StepLoop
 from pdnode.engine.client import Worker
 from pdnode.engine.protocol import Init, Loading, Ready
 from pdnode.messenger.gate import PageGate
+from pdnode.obs.log import event
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +61,19 @@ async def start_engine(
         threads=engine.threads,
         max_batch_tokens=scheduler.max_pass_tokens,
         cpus=tuple(cpus),
+        huge_pages=config.fabric.provider in PINNING_PROVIDERS,
     )
     worker = await Worker.start(
         init, wake_fds=wake_fds, on_loading=on_loading, timeout_s=engine.start_timeout_s
     )
     geometry = geometry_of(worker.ready)
+    if init.huge_pages and worker.ready.memory_page_bytes <= mmap.PAGESIZE:
+        event(
+            _log, logging.WARNING, "kv.small_pages",
+            "KV memory is not in huge pages: the NIC needs 512 times the entries; raise "
+            "vm.nr_hugepages",
+            bytes=geometry.region_bytes,
+        )  # fmt: skip
     pool = PagePool(geometry.pages)
     quarantined = int(config.kv.max_quarantined_ratio * geometry.pages)
     return Engine(worker, geometry, PageGate(pool, quarantined), StepLoop(scheduler, worker))

@@ -26,6 +26,7 @@ class Init(Frame, frozen=True, tag="init"):
     max_batch_tokens: int
     dtype: str = ""  # of the weights; empty: as kv_dtype
     cpus: tuple[int, ...] = ()  # that the worker keeps to; empty: all of the daemon's
+    huge_pages: bool = False  # for KV memory that a NIC pins, where the host has them
 
 
 class Ready(Frame, frozen=True, tag="ready"):
@@ -41,6 +42,7 @@ class Ready(Frame, frozen=True, tag="ready"):
     vocabulary: int
     context_tokens: int
     load_s: float
+    memory_page_bytes: int = 4096  # the kernel's, of the KV memory
 
 
 class Loading(Frame, frozen=True, tag="loading"):

@@ -137,7 +137,7 @@ def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
         page_tokens=init.page_tokens,
         pages=choose_pages(init, one_page),
     )
-    region = MemfdRegion.create("pdnode-kv", geometry.region_bytes)
+    region = MemfdRegion.create("pdnode-kv", geometry.region_bytes, huge_pages=init.huge_pages)
     counter_page = MemfdRegion.create("pdnode-counter", COUNTER_PAGE_BYTES)
     counter = LayerCounter(counter_page.fd, wake_fds)
     attention = TorchAttention(region_views(region.map(), geometry), geometry, dtype)
@@ -152,6 +152,7 @@ def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
         vocabulary=config.vocabulary,
         context_tokens=config.context_tokens,
         load_s=time.perf_counter() - began,
+        memory_page_bytes=region.memory_page_bytes,
     )
     runner = Runner(model, attention, geometry, counter.raise_layer)
     return Engine(runner, region, counter_page, ready)

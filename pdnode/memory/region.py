@@ -38,25 +38,35 @@ class Region(Protocol):
 
 
 class MemfdRegion:
-    """Host memory in a memfd whose size is sealed: no holder of it can make a mapping fault."""
+    """Host memory in a memfd whose size is sealed: no holder of it can make a mapping fault.
+
+    A NIC has a table entry for each page of the kernel's, so memory that one will register is best
+    in huge pages. The file is then longer than the region, by less than a huge page.
+    """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._fd = fd
         self._size_bytes = size_bytes
+        self.memory_page_bytes = os.fstat(fd).st_blksize
         self._mapping: mmap.mmap | None = None
         self._view: memoryview | None = None
 
     @classmethod
-    def create(cls, name: str, size_bytes: int) -> Self:
-        """A new region of zeros. The memory is taken at once: MemoryError here, no SIGBUS later."""
+    def create(cls, name: str, size_bytes: int, *, huge_pages: bool = False) -> Self:
+        """A new region of zeros. The memory is taken at once: MemoryError here, no SIGBUS later.
+
+        `huge_pages`: of the host's reserve (vm.nr_hugepages); where that is too small, of ordinary
+        pages. `memory_page_bytes` says which.
+        """
         assert size_bytes > 0, size_bytes
+        if huge_pages and (fd := _huge_memfd(name, size_bytes)) is not None:
+            return cls(fd, size_bytes)
         # Asked for more than there is, the kernel goes on until it must kill somebody.
         if size_bytes > (free := available_bytes()):
             raise MemoryError(f"{size_bytes} bytes for {name}: only {free} are free")
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(fd, 0, size_bytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            _fill(fd, size_bytes)
         except OSError as error:
             os.close(fd)
             raise MemoryError(f"{size_bytes} bytes for {name}: {error.strerror}") from error
@@ -70,7 +80,7 @@ class MemfdRegion:
         except OSError as error:
             raise ValueError(f"descriptor {fd} is not a memfd") from error
         actual = os.fstat(fd).st_size
-        if actual != size_bytes:
+        if actual not in (size_bytes, _file_bytes(fd, size_bytes)):
             raise ValueError(f"region holds {actual} bytes, expected {size_bytes}")
         if seals & _SEALS != _SEALS:
             raise ValueError("the region's size is not sealed")
@@ -87,8 +97,9 @@ class MemfdRegion:
 
     def map(self) -> memoryview:
         if self._view is None:
-            self._mapping = mmap.mmap(self.fd, self._size_bytes, mmap.MAP_SHARED)
-            self._view = memoryview(self._mapping)
+            length = os.fstat(self.fd).st_size
+            self._mapping = mmap.mmap(self.fd, length, mmap.MAP_SHARED)
+            self._view = memoryview(self._mapping)[: self._size_bytes]
         return self._view
 
     def unmap(self) -> None:
@@ -102,6 +113,32 @@ class MemfdRegion:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _fill(fd: int, size_bytes: int) -> None:
+    """OSError if there is not so much."""
+    os.posix_fallocate(fd, 0, size_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+
+
+def _file_bytes(fd: int, size_bytes: int) -> int:
+    """A file in huge pages has a whole number of them."""
+    page = os.fstat(fd).st_blksize
+    return size_bytes if page <= mmap.PAGESIZE else -(-size_bytes // page) * page
+
+
+def _huge_memfd(name: str, size_bytes: int) -> int | None:
+    """None where the host has no huge pages, or not enough free ones."""
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError:
+        return None
+    try:
+        _fill(fd, _file_bytes(fd, size_bytes))
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def available_bytes() -> int:
