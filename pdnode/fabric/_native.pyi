@@ -85,7 +85,8 @@ class Fabric:
         """FI_EP_RDM: the name of the endpoint this session opened on `nic` (after `opened`)."""
     def add_region(self, group: int, fd: int, size: int, page_bytes: int) -> int:
         """Map `fd` (a worker's region) and remember how to register it: pieces that are multiples
-        of `page_bytes` and within the provider's limits. Returns the region number."""
+        of `page_bytes` and within the provider's limits (a registration, a NIC). Returns the
+        region number. Where the provider pins, a helper thread registers and this waits for it."""
     def remove_region(self, region: int) -> None:
         """Unmap. No session may have it any more."""
     def add_counter(self, page_fd: int) -> int:
@@ -172,7 +173,7 @@ class Fabric:
         now: writes, bytes, pages; sessions, connections, transfers."""
     def nic_statistics(self) -> list[dict[str, int | str]]:
         """Per NIC: nic, name, address, {posted,done,failed}_{bytes,writes,pages}, in flight now
-        bytes, writes, pages, and received_units."""
+        bytes, writes, pages, received_units; registered now: registered_bytes, registrations."""
     def peer_statistics(self) -> list[dict[str, int]]:
         """The same per pair: session, local_nic, remote_nic, …. Several pairs of a session on one
         local NIC: received_units are with the first of them."""

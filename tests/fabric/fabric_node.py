@@ -16,6 +16,10 @@ from pdnode.fabric.library import find_library
 TOKEN = b"0123456789abcdef"
 WAIT_S = 20.0
 PROVIDERS = ("tcp", "tcp-rdm")
+# Another library, and the provider of it that stands for the one that a test names
+# (test_fake_suite.py runs tests of this folder on the fake libfabric).
+LIBRARY = os.environ.get("PDNODE_TEST_LIBRARY", "auto")
+DEVICE = os.environ.get("PDNODE_TEST_DEVICE", "")
 
 Descriptors = list[tuple[int, list[tuple[int, int, int, int, int]]]]
 
@@ -38,7 +42,8 @@ class Node:
     numbers: "count[int]" = field(init=False, default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
-        self.fabric = Fabric(str(find_library("auto", self.provider)), self.provider, self.poll)
+        library = find_library(LIBRARY, self.provider)
+        self.fabric = Fabric(str(library), DEVICE or self.provider, self.poll)
         self.fabric.add_group([("lo", self.host)])
         if self.provider == "tcp":
             self.port = self.fabric.listen(0, self.host, self.port)

@@ -129,6 +129,8 @@ nb::list nic_statistics(const Fabric& fabric) {
     row["name"] = nic->name;
     row["address"] = nic->address;
     add_flow(&row, nic->flow);
+    row["registered_bytes"] = nic->account.bytes.load();
+    row["registrations"] = nic->account.registrations.load();
     rows.append(row);
   }
   return rows;

@@ -36,6 +36,7 @@ void exchange(Scenario& s);
 // One fault of the provider or of the peer; then the same nodes work again.
 void fault(Scenario& s, int which);
 extern const int kFaults;
+void wide_regions(const Fake& fake, const std::string& library);
 void patience(Scenario& s);  // a device that says "try again" for ever; takes seconds
 
 }  // namespace pdnode::test
