@@ -9,7 +9,7 @@ SUITES := tidy unit property sim memory host fabric engine api tui e2e
 CHECK_SUITES := tidy unit property sim
 PATHS := pdnode tui tests scripts
 
-.PHONY: setup build demo test check format tidy parity sim docs model clean
+.PHONY: setup build demo test tsan check format tidy parity sim docs model clean
 .DEFAULT_GOAL := check
 
 setup:
@@ -25,6 +25,10 @@ demo: setup
 
 test: model
 	@scripts/suites.sh --coverage $(SUITES)
+
+# The core's own suite under the thread sanitizer; `make test` has address and undefined.
+tsan: setup
+	@PDNODE_SANITIZE=thread $(BIN)/python -m pytest -q tests/fabric/test_native_suite.py
 
 parity: model
 	@PDNODE_PARITY=full $(BIN)/python -m pytest -q --timeout 3600 tests/e2e -k parity

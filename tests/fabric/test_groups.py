@@ -9,7 +9,7 @@ import pytest
 
 from pdnode.fabric._native import Event, Fabric
 from pdnode.fabric.library import find_library
-from tests.fabric.fabric_node import TOKEN, Node, immediate
+from tests.fabric.fabric_node import LIBRARY, TOKEN, Node, immediate
 
 PAGES, PAGE_BYTES = 64, 65536
 SIZE = PAGES * PAGE_BYTES
@@ -26,7 +26,7 @@ class Host:
     events: list[Event] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fabric = Fabric(str(find_library("auto", "tcp")), "tcp", "adaptive")
+        self.fabric = Fabric(str(find_library(LIBRARY, "tcp")), "tcp", "adaptive")
         nics = [("lo-a", "127.0.0.1"), ("lo-b", "127.0.0.1")]
         for named in [nics] if self.groups == 1 else [[nic] for nic in nics]:
             group = self.fabric.add_group(named)
