@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "group.hpp"
@@ -199,8 +198,10 @@ void Group::on_probe_arrived(Nic* nic) {
 void Group::check_probed(Connection* connection) {
   if (connection->state != Connection::State::kUp || connection->probed) return;
   const NicPart& on = connection->part->nics[connection->pair.first];
-  uint64_t word = 0;
-  std::memcpy(&word, on.memory.scratch.get() + 8 * connection->pair.second, sizeof word);
+  // The device may be writing it.
+  const uint64_t word = __atomic_load_n(
+      reinterpret_cast<const uint64_t*>(on.memory.scratch.get()) + connection->pair.second,
+      __ATOMIC_ACQUIRE);
   connection->peer_probed = connection->peer_probed || word != 0;
   if (!connection->probe_done || !connection->peer_probed) return;
   connection->probed = true;
