@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fabric.plants import write_planted
+from tests.fabric.native_plants import write_planted
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

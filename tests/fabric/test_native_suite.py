@@ -13,7 +13,7 @@ import pytest
 
 from pdnode.fabric.library import find_library
 from tests.fabric.native_build import BUILD_S, build
-from tests.fabric.plants import PLANTS, Plant
+from tests.fabric.native_plants import PLANTS, Plant
 
 SANITIZERS = os.environ.get("PDNODE_SANITIZE", "address,undefined")
 SEEDS = 200
