@@ -129,8 +129,12 @@ class Core:
                 self.ether.probe(self, connection)
 
     def fence(self, session: int, pair: Pair | None = None) -> None:
-        if self.alive:
-            self.later(self.ether.quick(), lambda: self.do_fence(session, pair or WHOLE))
+        if not self.alive:
+            return
+        if (found := self.sessions.get(session)) is not None and not self.memory.writable:
+            for at, connection in found.connections.items():
+                connection.closing = connection.closing or pair in (None, at)
+        self.later(self.ether.quick(), lambda: self.do_fence(session, pair or WHOLE))
 
     def do_fence(self, session: int, pair: Pair) -> None:
         found = self.sessions.get(session)
@@ -276,7 +280,7 @@ class Core:
 
     def _post_one(self, transfer: Transfer, due: _Due) -> bool:
         """False if it has to wait for the window."""
-        ways = [c for c in transfer.session.connections.values() if c.usable]
+        ways = [c for c in transfer.session.connections.values() if c.postable]
         if not ways:
             self.fail(transfer, "no connection is left")
             return False

@@ -63,7 +63,14 @@ UNREACHABLE: dict[Cell, str] = {
     ("push", "cancelling", "regrant"): _UNWANTED,
 }
 
-_REACHABLE = {("grant", "reserved", "dispatched"), ("grant", "free", "cancel")}
+_REACHABLE = {("grant", "reserved", "dispatched")}
+
+RARE: dict[Cell, str] = {
+    ("grant", "free", "cancel"): "a client leaves in the very turn in which its attempt is over",
+    ("push", "done", "tick"): "the tick of another request has dropped the link",
+    ("push", "failed", "engine_failed"): "the worker dies while the fence of a failure is awaited",
+}
+"""Met now and then, but not so often that a run could count on it."""
 
 
 def reason(cell: Cell) -> str | None:
@@ -82,7 +89,7 @@ def contradictions(found: Counter[Cell]) -> list[str]:
     return [
         f"{' × '.join(cell)}: {hits} hits, but: {why}"
         for cell, hits in sorted(found.items())
-        if (why := reason(cell)) is not None
+        if (why := reason(cell)) is not None and cell not in RARE
     ]
 
 
@@ -97,5 +104,5 @@ def thin(found: Counter[Cell]) -> list[str]:
     return [
         f"{' × '.join(cell)}: {found[cell]} hits"
         for cell in cells
-        if reason(cell) is None and found[cell] < FEWEST_HITS
+        if reason(cell) is None and cell not in RARE and found[cell] < FEWEST_HITS
     ]

@@ -66,6 +66,7 @@ class Connection:
     target_open: bool = True
     sender_open: bool = True
     broken: bool = False  # the sender's end has died, and its core knows
+    closing: bool = False  # the sender has asked for the fence: commands are taken in order
     outstanding: int = 0
     writes: list[Write] = field(default_factory=list)  # that may land or have not come back
     probes: set[str] = field(default_factory=set)
@@ -77,6 +78,10 @@ class Connection:
     @property
     def usable(self) -> bool:
         return self.sender_open and not self.broken
+
+    @property
+    def postable(self) -> bool:
+        return self.usable and not self.closing
 
 
 class Ether:
