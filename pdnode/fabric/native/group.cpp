@@ -202,7 +202,7 @@ void Group::raise(Watch* watch, uint64_t value) {
       program->records[layer].raised_ns = now;
     }
     program->due = std::max(program->due, due);
-    enqueue(program);
+    enqueue(program, true);
     if (program->due == program->layers) {
       watch->armed[i] = watch->armed.back();
       watch->armed.pop_back();
@@ -272,6 +272,9 @@ bool Group::block(int timeout_ms) {
   timespec timeout = {timeout_ms / 1000, (timeout_ms % 1000) * 1'000'000L};
   if (nap) timeout = {0, parts_.empty() ? 20 * kNapNs : kNapNs};
   const int ready = ppoll(waits.data(), nap ? 1 : waits.size(), &timeout, nullptr);
+  // Bytes of a long write are no completion, but they do come: without spinning on, each piece of it
+  // would cost another sleep.
+  if (ready > 0) last_active_ns_ = now_ns();
   if ((waits[0].revents & POLLIN) != 0) {
     drain_eventfd(wake_.get());
   } else if (!nap && ready > 0) {

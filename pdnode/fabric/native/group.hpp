@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -147,15 +148,17 @@ class Group {
 
   // group_post.cpp
   bool pump();
+  bool pump_urgent();
   bool pump_part(SessionPart* part);
-  int post_run(Connection* connection, Program* program, int budget, bool* blocked);
+  int take_turn(Program* program, int most, bool urgent, bool* refused);
+  int post_run(Connection* connection, Program* program, int budget, bool urgent, bool* refused);
   bool give_up_refused(Connection* connection, Program* program);
-  Connection* choose(SessionPart* part, const Program& program, bool* usable);
+  Connection* choose(SessionPart* part, const Program& program, bool urgent, bool* usable);
   Error build(const Program& program, const Connection& connection, uint64_t cap, Write* write);
   ssize_t post_write(Connection* connection, Program* program, const Write& write, bool more);
   bool pump_probes();
   ssize_t post_probe(Connection* connection);
-  void enqueue(Program* program);
+  void enqueue(Program* program, bool urgent);
   void dequeue(Program* program);
   void disarm(Program* program);
   void maybe_end(Program* program);
@@ -193,6 +196,7 @@ class Group {
   std::map<int64_t, std::unique_ptr<SessionPart>> parts_;
   std::unordered_map<fid_t, Connection*> endpoints_;
   std::vector<std::unique_ptr<RdmEndpoint>> condemned_;
+  std::deque<Program*> urgent_;  // with a layer that was just raised: posted before anything else
   std::vector<std::shared_ptr<Transfer>> failures_;  // whose `failed` is still to be said
   int64_t last_active_ns_ = 0;
   int64_t events_due_ns_ = 0;

@@ -45,7 +45,7 @@ void Group::submit(const std::shared_ptr<Program>& program) {
     program->due = program->layers;
     const int64_t now = now_ns();
     for (LayerRecord& record : program->records) record.raised_ns = now;
-    enqueue(program.get());
+    enqueue(program.get(), false);
     return;
   }
   const auto watch = std::find_if(
@@ -73,16 +73,17 @@ void Group::halt(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-void Group::enqueue(Program* program) {
+void Group::enqueue(Program* program, bool urgent) {
   if (program->queued || program->cursor.layer >= program->due) return;
   program->queued = true;
-  program->part->ready.push_back(program);
+  program->urgent = urgent;
+  (urgent ? urgent_ : program->part->ready).push_back(program);
 }
 
 void Group::dequeue(Program* program) {
   if (!program->queued) return;
-  auto& ready = program->part->ready;
-  ready.erase(std::find(ready.begin(), ready.end(), program));
+  auto& queue = program->urgent ? urgent_ : program->part->ready;
+  queue.erase(std::find(queue.begin(), queue.end(), program));
   program->queued = false;
 }
 
@@ -114,55 +115,70 @@ bool Group::pump() {
   if (receives_owed_) post_owed_receives();
   bool any = probes_waiting_ > 0 && pump_probes();
   blocked_ = false;
+  any |= pump_urgent();
   for (auto& [id, part] : parts_) {
     if (!part->ready.empty()) any |= pump_part(part.get());
+    any |= pump_urgent();
+  }
+  return any;
+}
+
+// Each once; what is left of its layers then goes on in turn with the others.
+bool Group::pump_urgent() {
+  bool any = false;
+  while (!urgent_.empty()) {
+    Program* program = urgent_.front();
+    urgent_.pop_front();
+    bool refused = false;
+    any |= take_turn(program, kBatch, true, &refused) > 0;
+    blocked_ |= refused;
   }
   return any;
 }
 
 bool Group::pump_part(SessionPart* part) {
   bool any = false;
+  bool refused = false;
   int budget = kBatch;
   // In turns, until every program has had one without result: none waits behind one that has no
   // room. Several connections get short runs each, so that all NICs work on few writes as well.
   const int run = part->connections.size() > 1 ? kRailRun : kBatch;
   size_t fruitless = 0;
-  while (budget > 0 && fruitless < part->ready.size()) {
+  while (budget > 0 && fruitless < part->ready.size() && urgent_.empty() && !refused) {
     Program* program = part->ready.front();
     part->ready.pop_front();
-    program->queued = false;
-    if (program->transfer->halted()) {
-      maybe_end(program);
-      continue;
-    }
-    bool usable = false;
-    Connection* connection = choose(part, *program, &usable);
-    if (!usable) {
-      fail(program->transfer, {-1, -1}, "no connection to rank " +
-                                            std::to_string(program->remote_rank) +
-                                            " of the peer is up");
-      maybe_end(program);
-      continue;
-    }
-    bool refused = false;
-    if (connection != nullptr) {
-      const int posted = post_run(connection, program, std::min(budget, run), &refused);
-      budget -= posted;
-      any |= posted > 0;
-      fruitless = posted > 0 ? 0 : fruitless + 1;
-    } else {
-      ++fruitless;
-    }
-    enqueue(program);
-    if (refused) {
-      blocked_ = true;
-      break;
-    }
+    const int posted = take_turn(program, std::min(budget, run), false, &refused);
+    budget -= posted;
+    any |= posted > 0;
+    fruitless = posted > 0 ? 0 : fruitless + 1;
   }
+  blocked_ |= refused;
   return any;
 }
 
-Connection* Group::choose(SessionPart* part, const Program& program, bool* usable) {
+// Posts up to `most` writes of a program that was taken off its queue, and queues it again.
+int Group::take_turn(Program* program, int most, bool urgent, bool* refused) {
+  program->queued = false;
+  if (program->transfer->halted()) {
+    maybe_end(program);
+    return 0;
+  }
+  bool usable = false;
+  Connection* connection = choose(program->part, *program, urgent, &usable);
+  if (!usable) {
+    fail(program->transfer, {-1, -1}, "no connection to rank " +
+                                          std::to_string(program->remote_rank) +
+                                          " of the peer is up");
+    maybe_end(program);
+    return 0;
+  }
+  int posted = 0;
+  if (connection != nullptr) posted = post_run(connection, program, most, urgent, refused);
+  enqueue(program, false);
+  return posted;
+}
+
+Connection* Group::choose(SessionPart* part, const Program& program, bool urgent, bool* usable) {
   if (!part->remote) return nullptr;
   const auto region = part->remote->find(program.remote_rank);
   if (region == part->remote->end()) return nullptr;
@@ -175,24 +191,29 @@ Connection* Group::choose(SessionPart* part, const Program& program, bool* usabl
                     (connection->own || connection->probed);
     if (!up || region->second.pieces.count(connection->pair.second) == 0) continue;
     *usable = true;
-    if (!connection->has_room()) continue;
+    if (!connection->has_room(urgent)) continue;
     part->next_connection = (index + 1) % count;
     return connection;
   }
   return nullptr;
 }
 
-int Group::post_run(Connection* connection, Program* program, int budget, bool* refused) {
+int Group::post_run(Connection* connection, Program* program, int budget, bool urgent,
+                    bool* refused) {
   int posted = 0;
   Write write;
-  while (posted < budget && connection->has_room() && program->cursor.layer < program->due) {
+  const bool doorbell = hub_.provider.doorbell;
+  while (posted < budget && connection->has_room(urgent) &&
+         program->cursor.layer < program->due) {
     // While layers are still to come, posts stay short: no counter is looked at during one.
-    const bool urgent = program->counter >= 0 && program->due < program->layers;
-    if (Error error = build(*program, *connection, urgent ? kUrgentBytes : kMergedBytes, &write)) {
+    const bool awaited = program->counter >= 0 && program->due < program->layers;
+    const uint64_t cap = awaited ? kUrgentBytes : kMergedBytes;
+    if (Error error = build(*program, *connection, cap, &write)) {
       fail(program->transfer, connection->pair, error.text());
       break;
     }
-    const bool more = posted + 1 < budget && connection->writes + 1 < kWindowWrites &&
+    const bool more = doorbell && posted + 1 < budget &&
+                      connection->writes + 1 < connection->nic->limits.window_writes &&
                       connection->bytes + write.bytes < kWindowBytes &&
                       write.next.layer < program->due;
     const ssize_t code = post_write(connection, program, write, more);
@@ -207,7 +228,8 @@ int Group::post_run(Connection* connection, Program* program, int budget, bool* 
       break;
     }
     ++posted;
-    look_counters();
+    // Where a post ends in a system call, one takes as long as a layer may wait.
+    if (look_counters() && !doorbell && !urgent) break;
   }
   return posted;
 }

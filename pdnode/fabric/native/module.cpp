@@ -108,7 +108,7 @@ nb::dict limits(const Fabric& fabric) {
   found["session_registration"] = fabric.provider().session_registration;
   found["posts_receives"] = limits_of(info).posts_receives;
   found["delivery"] = fabric.provider().delivery;
-  found["window"] = kWindowWrites;
+  found["window"] = limits_of(info).window_writes;
   return found;
 }
 

@@ -1,5 +1,6 @@
 #include "provider.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace pdnode {
@@ -13,13 +14,15 @@ constexpr uint64_t kEfaNicEntries = 24'000'000;
 
 const Provider kProviders[] = {
     {"tcp", "tcp", FI_EP_MSG, true, FI_DELIVERY_COMPLETE,
-     "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, true},
+     "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, true,
+     false},
     {"verbs", "verbs", FI_EP_MSG, false, 0, "RC acknowledgement", kUnlimited, kUnlimited, false,
-     true, true},
+     true, true, true},
     {"efa", "efa", FI_EP_RDM, true, FI_DELIVERY_COMPLETE, "the device acknowledged it",
-     kEfaPieceEntries, kEfaNicEntries, true, true, true},
+     kEfaPieceEntries, kEfaNicEntries, true, true, true, true},
     {"tcp-rdm", "tcp", FI_EP_RDM, true, FI_DELIVERY_COMPLETE,
-     "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, false},
+     "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, false,
+     false},
 };
 
 Info make_hints(const Library& library, const Provider& provider, const std::string& domain) {
@@ -90,6 +93,9 @@ Limits limits_of(const fi_info& info) {
   if (info.tx_attr->rma_iov_limit < limits.segments) limits.segments = info.tx_attr->rma_iov_limit;
   if (limits.segments < 1) limits.segments = 1;
   limits.message_bytes = info.ep_attr->max_msg_size;
+  const size_t queue = std::clamp<size_t>(info.tx_attr->size, 1, kWindowWrites);
+  limits.urgent_window_writes = static_cast<uint32_t>(queue);
+  limits.window_writes = limits.urgent_window_writes - limits.urgent_window_writes / 3;
   limits.posts_receives = (info.mode & FI_RX_CQ_DATA) != 0;
   limits.local_registration = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;
   limits.virtual_addresses = (info.domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;

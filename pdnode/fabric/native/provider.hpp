@@ -25,6 +25,7 @@ struct Provider {
   bool by_domain_name;     // NIC found by its name instead of its source address
   bool pins;               // registering takes long and is charged to RLIMIT_MEMLOCK: done aside
   bool closes_any_time;    // false: closing an endpoint that is still connecting crashes
+  bool doorbell;           // a post costs little without it: FI_MORE on all but the last
 };
 
 // Null for an unknown name.
@@ -39,6 +40,8 @@ Error query(const Library& library, const Provider& provider, const std::string&
 struct Limits {
   size_t segments;        // min(iov_limit, rma_iov_limit, kMaxSegments)
   size_t message_bytes;
+  // In flight per connection; what a layer that was just raised may use on top is a third.
+  uint32_t window_writes, urgent_window_writes;
   bool posts_receives;    // FI_RX_CQ_DATA: an immediate consumes a posted receive
   bool local_registration;
   bool virtual_addresses;
@@ -47,13 +50,16 @@ struct Limits {
 Limits limits_of(const fi_info& info);
 
 constexpr size_t kMaxSegments = 4;           // more than 4 fail late on tcp (HAZARDS A 7)
-constexpr uint32_t kWindowWrites = 64;       // in flight per connection
-constexpr uint64_t kWindowBytes = 8 << 20;   // in flight per connection
+// In flight per connection, unless the provider's queue is shorter. A third of it is kept free for
+// layers that were just raised: they do not wait for room behind bulk.
+constexpr uint32_t kWindowWrites = 192;
+constexpr uint64_t kWindowBytes = 4 << 20;
+constexpr uint64_t kUrgentWindowBytes = 6 << 20;
 constexpr uint64_t kMergedBytes = 1 << 20;   // largest merged write
 constexpr uint64_t kUrgentBytes = 64 << 10;  // while layers are still to come: a post of 1 MiB
                                              // takes 220 µs, in which no counter is looked at
 constexpr uint32_t kMaxPages = 4095;         // weight is 12 bits
-constexpr int kBatch = 32;                   // posts per FI_MORE batch
+constexpr int kBatch = 32;                   // posts per batch
 constexpr int kRailRun = 4;                  // the same, where a session has several connections
 
 }  // namespace pdnode

@@ -135,7 +135,11 @@ struct Connection {
   bool probe_wanted = false, probe_done = false, peer_probed = false, probed = false;
   Flow* flow = nullptr;
 
-  bool has_room() const { return writes < kWindowWrites && bytes < kWindowBytes; }
+  bool has_room(bool urgent) const {
+    const Limits& limits = nic->limits;
+    return urgent ? writes < limits.urgent_window_writes && bytes < kUrgentWindowBytes
+                  : writes < limits.window_writes && bytes < kWindowBytes;
+  }
   void link(Op* op);
   void unlink(Op* op);
 };

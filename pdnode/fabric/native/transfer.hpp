@@ -57,7 +57,8 @@ struct Program {
   uint32_t due = 0;  // layers that may be posted
   Cursor cursor;     // what is posted next
   uint32_t outstanding = 0;
-  bool queued = false;  // in its session's ready queue
+  bool queued = false;  // in its session's ready queue, or in the group's of urgent ones
+  bool urgent = false;  // in the latter
   bool ended = false;
 };
 
