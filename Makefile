@@ -9,7 +9,7 @@ SUITES := tidy unit property sim memory host fabric engine api tui e2e
 CHECK_SUITES := tidy unit property sim
 PATHS := pdnode tui tests scripts
 
-.PHONY: setup build demo test tsan check format tidy parity sim docs model clean
+.PHONY: setup build demo test tsan check format tidy parity sim soak-fabric docs model clean
 .DEFAULT_GOAL := check
 
 setup:
@@ -38,6 +38,9 @@ SEED ?= 0
 RUNS ?= 1000
 sim: setup
 	@$(BIN)/python -m tests.sim $(if $(PLANTS),--plants,--seed $(SEED) --runs $(RUNS))
+
+soak-fabric: setup
+	@PDNODE_SOAK=full $(BIN)/python -m pytest -q tests/fabric/test_endurance.py
 
 check: setup
 	@PDNODE_SIM_RUNS=150 scripts/check.sh $(CHECK_SUITES)

@@ -271,6 +271,13 @@ def _positive(text: str) -> int:
     return value
 
 
+def _bench_transfer(args: argparse.Namespace) -> int:
+    from pdnode.bench import plan, transfer
+
+    transfer.run(plan.plan_of(args), as_json=args.json, out=print)
+    return Exit.OK
+
+
 def _libfabric() -> tuple[str | None, str | None]:
     """Path and version of the libfabric that "auto" finds; nothing where there is none."""
     import ctypes
@@ -377,6 +384,7 @@ def _model_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench_parser(parser: argparse.ArgumentParser) -> None:
+    from pdnode.bench import plan
     from pdnode.bench.options import add_arguments
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
@@ -389,6 +397,11 @@ def _bench_parser(parser: argparse.ArgumentParser) -> None:
     serve.set_defaults(run=_bench_serve)
     add_arguments(serve)
     _add_json(serve)
+    description = "Compare the transfer core with a bare libfabric loop over loopback."
+    transfer = commands.add_parser("transfer", help=description, description=description)
+    transfer.set_defaults(run=_bench_transfer)
+    plan.add_arguments(transfer)
+    _add_json(transfer)
 
 
 def _topology_parser(parser: argparse.ArgumentParser) -> None:

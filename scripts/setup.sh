@@ -89,7 +89,8 @@ PY
 }
 
 core() {
-    inputs=$(hash_of pyproject.toml CMakeLists.txt pdnode/fabric/native/*)
+    inputs=$(hash_of pyproject.toml CMakeLists.txt pdnode/fabric/native/* \
+        pdnode/bench/native/*)
     done_before core "$inputs" && return 0
     pip install --no-build-isolation --no-deps --editable '.[libfabric]'
     mark_done core "$inputs"

@@ -1,1 +1,1 @@
-"""Load generators that measure a node from outside, as a client sees it."""
+"""Measures a node from outside, as a client sees it, and the transfer core against libfabric."""

@@ -34,7 +34,7 @@ class Options:
         return [self.url] if self.compare is None else [self.url, self.compare]
 
 
-def _bounded(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
+def bounded(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
             value = kind(text)
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, kind, low, high, default, text in _NUMBERS:
         shown = text if default is None else f"{text}; default: {default:g}"
         parser.add_argument(
-            f"--{name}", type=_bounded(kind, low, high), default=default, metavar="N", help=shown
+            f"--{name}", type=bounded(kind, low, high), default=default, metavar="N", help=shown
         )
 
 

@@ -1,0 +1,172 @@
+"""Raise to post: from the store of the layer counter by another process to the entry of the first
+fi_writemsg of that layer, as the core records it. One clock (CLOCK_MONOTONIC), one host.
+
+`python -m pdnode.bench.latency PAGE_FD WAKE_FD RAISES CPU` is that other process.
+"""
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from rich.progress import Progress
+
+from pdnode.bench.pair import Pair
+from pdnode.bench.raw import raise_periodically
+from pdnode.engine.protocol import COUNTER_PAGE_BYTES
+from pdnode.errors import PdnodeError
+from pdnode.fabric.library import find_library
+
+PERIOD_NS = 1_000_000
+SIZE_BYTES = 1 << 20
+PAGE_BYTES = 4096
+LOAD_BYTES = 16 << 10
+MOST_LOAD_WRITES = 65_536
+LOAD_WRITES_PER_RAISE = 50
+"""Of one transfer of the load: a page a layer, so that each is a write of its own. Long ones,
+because submitting the next takes time on the sender's core."""
+MODES = (
+    ("busy_idle", "busy", False),
+    ("busy_loaded", "busy", True),
+    ("adaptive", "adaptive", False),
+)
+START_S = 0.2
+EXIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Microseconds."""
+
+    p50: float
+    p99: float
+    p99_9: float
+    max: float
+
+
+def measure(
+    provider: str, *, raises: int, cpus: tuple[int, int], bar: Progress
+) -> dict[str, Latency]:
+    task = bar.add_task("raise to post", total=len(MODES))
+    found: dict[str, Latency] = {}
+    for name, poll, loaded in MODES:
+        bar.update(task, description=f"raise to post, {name}")
+        bar.refresh()
+        with Pair(
+            library=str(find_library("auto", provider)),
+            provider=provider,
+            size_bytes=SIZE_BYTES,
+            poll=poll,
+            cpus=cpus,
+        ) as pair:
+            found[name] = summary(raise_layers(pair, raises=raises, loaded=loaded, cpu=cpus[1]))
+        bar.advance(task)
+    return found
+
+
+def raise_layers(pair: Pair, *, raises: int, loaded: bool, cpu: int) -> list[int]:
+    """Nanoseconds of each raise; every raise is one layer of one page."""
+    number, page_fd = pair.node.add_counter()
+    wake_fd = pair.node.fabric.wake_fd(0)
+    slot, value = pair.arm(raises, scrub=False)
+    pair.node.push(
+        transfer=slot,
+        immediate=value,
+        page_bytes=PAGE_BYTES,
+        passes=raises,
+        spans=[(0, 0, 1)],
+        counter=number,
+    )
+    load = Load(pair, min(MOST_LOAD_WRITES, LOAD_WRITES_PER_RAISE * raises)) if loaded else None
+    arguments = [str(page_fd), str(wake_fd), str(raises), str(cpu)]
+    # A file, not a pipe: nobody reads before the end.
+    with (
+        tempfile.TemporaryFile() as out,
+        subprocess.Popen(
+            [sys.executable, "-m", "pdnode.bench.latency", *arguments],
+            stdout=out,
+            pass_fds=(page_fd, wake_fd),
+        ) as raiser,
+    ):
+        os.close(page_fd)
+        if load is not None:
+            load.keep_going_while(raiser)
+        pair.node.wait("drained", transfer=slot)
+        raiser.wait(EXIT_S)
+        out.seek(0)
+        stored = np.frombuffer(out.read(), np.int64)
+    pair.ask("reached", slot=slot)
+    if load is not None:
+        load.stop()
+    record = pair.node.fabric.close_transfer(slot)
+    if len(stored) != raises or len(record) != raises:
+        raise PdnodeError(f"{raises} raises, {len(stored)} stored and {len(record)} posted")
+    posted = np.array([posted_ns for _, _, _, posted_ns, _, _, _ in record])
+    return [int(delay) for delay in posted - stored]
+
+
+class Load:
+    """Writes of 16 KiB of other requests, always in flight: transfers that follow each other."""
+
+    def __init__(self, pair: Pair, writes: int) -> None:
+        self._pair = pair
+        self._writes = writes
+        self._open: list[int] = []
+        for _ in range(2):
+            self._add()
+
+    def _add(self) -> None:
+        slot, value = self._pair.arm(self._writes, scrub=False)
+        self._pair.node.push(
+            transfer=slot,
+            immediate=value,
+            page_bytes=LOAD_BYTES,
+            passes=self._writes,
+            spans=[(1, 1, 1)],
+        )
+        self._open.append(slot)
+
+    def keep_going_while(self, process: "subprocess.Popen[bytes]") -> None:
+        while process.poll() is None:
+            self._retire("drained")
+            self._add()
+
+    def stop(self) -> None:
+        for slot in self._open:
+            self._pair.node.fabric.stop(slot)
+        while self._open:
+            self._retire("drained")
+
+    def _retire(self, kind: str) -> None:
+        slot = self._open.pop(0)
+        self._pair.node.wait(kind, transfer=slot)
+        self._pair.node.fabric.close_transfer(slot)
+
+
+def summary(delays_ns: list[int]) -> Latency:
+    p50, p99, p99_9 = np.percentile(delays_ns, (50, 99, 99.9)) / 1000
+    return Latency(
+        p50=round(float(p50), 3),
+        p99=round(float(p99), 3),
+        p99_9=round(float(p99_9), 3),
+        max=round(max(delays_ns) / 1000, 3),
+    )
+
+
+def main() -> int:
+    page_fd, wake_fd, raises, cpu = map(int, sys.argv[1:5])
+    os.sched_setaffinity(0, {cpu})
+    page = np.frombuffer(mmap.mmap(page_fd, COUNTER_PAGE_BYTES), np.uint8)
+    stored = np.zeros(raises, np.int64)
+    time.sleep(START_S)
+    raise_periodically(page=page, wake_fd=wake_fd, period_ns=PERIOD_NS, stored=stored)
+    sys.stdout.buffer.write(stored.tobytes())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
