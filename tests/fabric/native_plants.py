@@ -67,13 +67,13 @@ PLANTS = (
     Plant(6, "window ignored", "efa", (
         (
             "group_post.cpp",
-            "while (posted < budget && connection->has_room()",
-            "while (posted < budget && (planted(6) || connection->has_room())",
+            "while (posted < budget && connection->has_room(urgent) &&",
+            "while (posted < budget && (planted(6) || connection->has_room(urgent)) &&",
         ),
         (
             "group_post.cpp",
-            "if (!connection->has_room()) continue;",
-            "if (!planted(6) && !connection->has_room()) continue;",
+            "if (!connection->has_room(urgent)) continue;",
+            "if (!planted(6) && !connection->has_room(urgent)) continue;",
         ),
     )),
     Plant(7, "completion error ignored", "efa", ((
