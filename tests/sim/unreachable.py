@@ -67,6 +67,11 @@ _REACHABLE = {("grant", "reserved", "dispatched")}
 
 RARE: dict[Cell, str] = {
     ("grant", "free", "cancel"): "a client leaves in the very turn in which its attempt is over",
+    ("grant", "dispatched", "overshoot"): "a stray on an old immediate, all of whose writes landed",
+    ("grant", "failed", "overshoot"): "a stray between the last write of a failure and its fence",
+    ("grant", "cancelling", "overshoot"): "a stray between the last write and `drained`",
+    ("push", "cancelling", "cancel"): "two pairs are fenced while one complete grant owes an end",
+    ("push", "failed", "regrant"): "the last pair fails while the fence of another is answered",
     ("push", "done", "tick"): "the tick of another request has dropped the link",
     ("push", "failed", "engine_failed"): "the worker dies while the fence of a failure is awaited",
 }
