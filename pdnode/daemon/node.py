@@ -39,12 +39,13 @@ from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
 from pdnode.messenger.pull import PullMessenger
 from pdnode.messenger.push import PushMessenger, SourceRegion
 from pdnode.messenger.session import PeerSession
+from pdnode.messenger.stall import StallWatch
 from pdnode.models.config import load_config
 from pdnode.models.fingerprint import fingerprint
 from pdnode.models.tokenizer import Tokenizer
 from pdnode.obs.log import event
 from pdnode.obs.records import Records
-from pdnode.types import BootId, Role
+from pdnode.types import BootId, Role, SessionId
 
 TICK_S = 0.25
 DRAIN_POLL_S = 0.05
@@ -74,6 +75,7 @@ class Node:
         self._peers: PeerManager | None = None
         self._pull: PullMessenger | None = None
         self._push: PushMessenger | None = None
+        self._stalls = StallWatch(config.peer.stall_s)
         self._service = NodeService(
             role=config.node.role,
             policy=config.node.when_no_prefill,
@@ -365,9 +367,26 @@ class Node:
                     self._pull.tick()
                 if self._push is not None:
                     self._push.tick()
+                    self._look_for_stalls(self._push)
             except Exception as error:  # noqa: BLE001 - the next tick may still do its work
                 context = {"message": "a tick failed", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
+
+    def _look_for_stalls(self, push: PushMessenger) -> None:
+        """A connection that takes writes and completes none is lost, whatever the provider says."""
+        assert self._transfer is not None
+        assert self._peers is not None
+        rows = self._transfer.fabric.peer_statistics()
+        sessions = {session.session: session for session in self._peers.sessions()}
+        for number, pair in self._stalls.check(rows, time.monotonic()):
+            session = sessions.get(SessionId(number))
+            if session is not None:
+                cause = f"no progress for {self._stalls.stall_s:g} s"
+                event(
+                    _log, logging.WARNING, "nic.stalled", "connection stalled",
+                    peer=session.node, nic=pair[0], cause=cause,
+                )  # fmt: skip
+                push.pair_lost(session, pair, cause)
 
     # stopping
 

@@ -50,6 +50,9 @@ class NodeSpec:
     node: Mapping[str, object] = field(default_factory=dict)
     topology: Mapping[str, object] = field(default_factory=dict)
     provider: str = "tcp"
+    link_host: str = "127.0.0.1"  # where a prefill node's peer link listens
+    nic: Mapping[str, object] | None = None  # its `[[fabric.nics]]` table
+    netns: str = ""  # network namespace that it runs in
     ports: list[int] = field(default_factory=lambda: free_ports(3))
 
     @property
@@ -79,10 +82,12 @@ class NodeSpec:
             ("[fabric]", {"provider": self.provider, "port": self.ports[2]}),
             ("[topology]", self.topology),
             ("[api]", {"listen": f"127.0.0.1:{self.ports[0]}"}),
-            ("[peer]", {"listen": f"127.0.0.1:{self.ports[1]}", **self.peer}),
+            ("[peer]", {"listen": f"{self.link_host}:{self.ports[1]}", **self.peer}),
         ]
+        if self.nic is not None:
+            tables.append(("[[fabric.nics]]", self.nic))
         tables += [
-            ("[[prefill]]", {"name": peer.name, "address": f"127.0.0.1:{peer.ports[1]}"})
+            ("[[prefill]]", {"name": peer.name, "address": f"{peer.link_host}:{peer.ports[1]}"})
             for peer in self.peers
         ]
         lines = ["config_version = 1"]
@@ -144,6 +149,8 @@ def start_node(spec: NodeSpec) -> RunningNode:
     command = [sys.executable, "-m", "pdnode", "serve", "--config", str(config)]
     if spec.provider == "tcp-rdm":
         command.append("--allow-test-provider")
+    if spec.netns:
+        command = ["ip", "netns", "exec", spec.netns, *command]
     with log.open("ab") as sink:
         begins = sink.tell()
         process = subprocess.Popen(
