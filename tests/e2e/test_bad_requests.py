@@ -34,7 +34,7 @@ CASES = {
     "negative id": ({"prompt": [5, -1]}, 400, "prompt", ("-1",)),
     "wrong type": ({"max_tokens": "many"}, 400, "max_tokens", ()),
     "out of range": ({"temperature": -1}, 400, "temperature", ("-1",)),
-    "not built": ({"n": 2}, 400, "n", ()),
+    "not built": ({"suffix": "x"}, 400, "suffix", ()),
 }
 
 

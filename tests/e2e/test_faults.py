@@ -8,6 +8,7 @@ import pytest
 
 from pdnode.configfile import load_settings
 from pdnode.daemon.node import Node
+from pdnode.daemon.reload import ConfigSource
 from pdnode.errors import Exit
 from tests.support.nodes import Client, NodeSpec
 from tests.support.prompts import random_prompt
@@ -23,7 +24,9 @@ async def test_a_broken_assertion_ends_the_node(
     loop = asyncio.get_running_loop()
     seen: list[dict[str, object]] = []
     monkeypatch.setattr(loop, "default_exception_handler", seen.append)
-    node = asyncio.create_task(Node(load_settings(path).config).run())
+    loaded = load_settings(path)
+    source = ConfigSource(lambda: load_settings(path), loaded)
+    node = asyncio.create_task(Node(loaded.config, source).run())
     async with aiohttp.ClientSession() as session:
         client = Client(session, spec)
         async with asyncio.timeout(60):
