@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import re
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from pdnode.errors import Exit, PdnodeError
@@ -79,9 +81,14 @@ async def _demo(
     with tempfile.TemporaryDirectory(prefix="pdnode-demo-") as directory:
         folder = Path(directory)
         async with contextlib.AsyncExitStack() as stack:
-            with talk.status("starting a prefill and a decode node on loopback"):
+            with Progress(console=talk, transient=True) as bar:
+                task = bar.add_task("starting a prefill and a decode node", total=1.0)
                 prefill, decode, url = await _start(folder, model, stack)
-                await _wait_ready(url, [prefill, decode])
+                await _wait_ready(
+                    url,
+                    [prefill, decode],
+                    lambda ratio, what: bar.update(task, completed=ratio, description=what),
+                )
             async with aiohttp.ClientSession() as session:
                 answer = await _ask(session, url, prompt, max_tokens, stream=stream)
             request = await _last(decode.admin, "requests", RequestRecord)
@@ -160,7 +167,7 @@ async def _serve(name: str, config: Path, folder: Path) -> AsyncIterator[DemoNod
             await process.wait()
 
 
-async def _wait_ready(url: str, nodes: list[DemoNode]) -> None:
+async def _wait_ready(url: str, nodes: list[DemoNode], show: Callable[[float, str], None]) -> None:
     deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
     async with aiohttp.ClientSession() as session:
         while asyncio.get_running_loop().time() < deadline:
@@ -171,6 +178,9 @@ async def _wait_ready(url: str, nodes: list[DemoNode]) -> None:
                 async with session.get(f"{url}/readyz") as answer:
                     if answer.status == 200:
                         return
+                    why = msgspec.json.decode(await answer.read())[0]["text"]
+                    loaded = re.search(r"(\d+)%", why)
+                    show(int(loaded[1]) / 100 if loaded else 1.0, why)
             await asyncio.sleep(0.1)
     logs = "\n".join(node.log.read_text() for node in nodes)
     raise DemoFailed(f"not ready after {START_TIMEOUT_S:g} s:\n{logs}")
