@@ -114,7 +114,7 @@ def _refuse_needs_prefill(config: Config) -> Iterator[Problem]:
 
 
 def page_tokens(config: Config) -> int:
-    """[kv] page_tokens with "auto" resolved (DESIGN.md §4)."""
+    """[kv] page_tokens with "auto" resolved: what suits the device."""
     return config.kv.page_tokens or (64 if config.engine.device == "cuda" else 16)
 
 

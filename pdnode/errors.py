@@ -50,7 +50,7 @@ class EngineDied(PdnodeError):
 
 
 class Cause(PdnodeError):
-    """Why a request ended without an answer. `status` is the HTTP status of SERVICE.md §5."""
+    """Why a request ended without an answer. `status` is its HTTP status (docs/api.md)."""
 
     status = 500
     code = "internal_error"

@@ -3,7 +3,7 @@
 HMAC-SHA256 over a label, the step, and node id, role and nonce of both ends, each with its length.
 So a proof cannot be replayed (both nonces are fresh), reflected (the step is named) or turned round
 (dialer and acceptor stand in fixed places). It does not protect what follows: a relay in the middle
-sees the frames. DESIGN.md §6 leaves that to mutual TLS.
+sees the frames. That is left to mutual TLS (THREAT_MODEL.md).
 """
 
 import hmac

@@ -1,7 +1,7 @@
 """The plan: who writes which bytes where, and how many page units the destination counts.
 
 Both sides call these functions with the two geometries that `hello` exchanged, so that they cannot
-disagree. Pure arithmetic; DESIGN.md §4 holds the reasons.
+disagree. Pure arithmetic.
 
 A *route* carries a head range of every page from one source rank to one destination rank. Where R
 source ranks hold a copy of the same heads (more ranks than KV heads, MLA), each chunk's pages are

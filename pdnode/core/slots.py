@@ -1,6 +1,6 @@
 """Immediate slots: which 12-bit slot and 8-bit generation a transfer into this node counts on.
 
-An immediate is `slot << 20 | generation << 12 | weight` (DESIGN.md §4). The decode node gives slots
+An immediate is `slot << 20 | generation << 12 | weight`. The decode node gives slots
 out, one per dispatch, so peers cannot clash. Slot 0 belongs to the self-test and to probes.
 """
 

@@ -5,9 +5,9 @@ Per dispatch there are two machines: `Grant` (core/grant.py) on the decode node 
 reused; everything that acts (fabric, link, scheduler, page pool) stands outside and carries out the
 effects that their methods return. Pure: time comes in as `now`, in seconds of a monotonic clock.
 
-The rule behind both (DESIGN.md §5): a page that another node may write to is free only after that
-node has said `drained`, or after this node has fenced it. Nothing is ever freed by time: when
-time runs out the link is dropped, and the fence that follows frees.
+The rule behind both (ARCHITECTURE.md, Invariants): a page that another node may write to is free
+only after that node has said `drained`, or after this node has fenced it. Nothing is ever freed by
+time: when time runs out the link is dropped, and the fence that follows frees.
 
 Loss of a NIC pair, the one exchange of more than two steps. The prefill saw writes fail over p:
 

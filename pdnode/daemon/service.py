@@ -369,7 +369,7 @@ def _takes(session: PeerSession, tokens: int) -> bool:
 
 
 def _cause(outcome: Outcome, node: str) -> Cause:
-    """The HTTP answer when this was the last way (SERVICE.md §5)."""
+    """The HTTP answer when this was the last way (docs/api.md)."""
     text = f"prefill {node}: {outcome.text}"
     if outcome.cause is FailCause.STALLED or outcome.text.startswith("silent"):
         return Stalled(text)

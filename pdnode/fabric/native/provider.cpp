@@ -8,7 +8,7 @@ namespace pdnode {
 namespace {
 
 constexpr uint64_t kUnlimited = uint64_t{1} << 46;
-// EFA: 4 GiB of 4 KiB pages in one registration, 95 GB in a NIC (HAZARDS A 21).
+// EFA: 4 GiB of 4 KiB pages in one registration, 95 GB in a NIC (public reports).
 constexpr uint64_t kEfaPieceEntries = uint64_t{1} << 20;
 constexpr uint64_t kEfaNicEntries = 24'000'000;
 

@@ -49,7 +49,7 @@ struct Limits {
 };
 Limits limits_of(const fi_info& info);
 
-constexpr size_t kMaxSegments = 4;           // more than 4 fail late on tcp (HAZARDS A 7)
+constexpr size_t kMaxSegments = 4;           // more than 4 fail late on tcp (measured)
 // In flight per connection, unless the provider's queue is shorter. A third of it is kept free for
 // layers that were just raised: they do not wait for room behind bulk.
 constexpr uint32_t kWindowWrites = 192;
