@@ -10,8 +10,8 @@ a wrong page list ends as wrong text, so the process must not go on.
              quarantined → free
 
 A page granted to a peer is *reserved* until its KV is complete, then *used*. Where the request ends
-while the peer may still write, it is *quarantined* until `drained` or a fence (core/transfer.py). Time
-alone frees nothing, so quarantined pages bound what can be admitted.
+while the peer may still write, it is *quarantined* until `drained` or a fence (core/transfer.py).
+Time alone frees nothing, so quarantined pages bound what can be admitted.
 """
 
 from bisect import bisect_left, insort
