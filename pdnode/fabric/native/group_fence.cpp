@@ -13,6 +13,7 @@ namespace {
 // A condemned endpoint with nothing outstanding is not connecting any more after this long.
 constexpr int64_t kCondemnedNs = 5'000'000'000;
 constexpr int kMostBatches = 1024;  // of completions read for one fence
+constexpr int kEmptyReads = 8;
 
 }  // namespace
 
@@ -37,11 +38,13 @@ void Group::close_connections(SessionPart* part, const std::vector<Connection*>&
     condemned[nic] = retire_rdm(&part->nics[nic], probed);
   }
   // What arrived over the closed endpoints, and what the provider gives back for them, is in the
-  // queue now: read it empty once. Bounded, because other peers go on filling it.
+  // queue now: read it empty once. Bounded, because other peers go on filling it. One "try again"
+  // does not prove that it is empty.
   for (const auto& [number, unused] : up) {
     Nic* nic = find_nic(number);
-    for (int batch = 0; batch < kMostBatches; ++batch) {
-      if (read_completions(nic) == 0) break;
+    int empty = 0;
+    for (int batch = 0; batch < kMostBatches && empty < kEmptyReads; ++batch) {
+      empty = read_completions(nic) == 0 ? empty + 1 : 0;
     }
   }
   for (Connection* connection : which) {
