@@ -26,6 +26,7 @@ from pdnode.messenger.session import PeerSession, SessionListener
 from pdnode.types import Role, SessionId
 
 FIRST_DELAY_S = 0.2
+LAST_WORD_S = 0.25  # between the last frame and the end of the connections
 SESSION_EVENTS = frozenset({"opened", "connected", "probed", "lost", "fenced"})
 
 _session_numbers = count(1)  # of the process: a SessionId is never used twice in one
@@ -126,6 +127,10 @@ class PeerManager:
     async def close(self, timeout_s: float = 5.0) -> list[str]:
         """Say bye and fence all peers. Returns the nodes whose fence was not confirmed in time."""
         self._closing = True
+        if self._links:
+            # Link and fabric have no common order: a peer that saw its connections close before it
+            # read why (a `failed` said a moment ago) would name the wrong cause.
+            await asyncio.sleep(LAST_WORD_S)
         for link in list(self._links.values()):
             link.close("shutting down")
         waits = [asyncio.create_task(link.wait_finished()) for link in self._links.values()]

@@ -20,7 +20,6 @@ _NO_PASS = "no pass runs it"
 _NO_TRANSFER = "its first transfer opens when its first chunk is planned"
 _FIRST_FAILS = "`settled` follows `failed`, which leaves this state"
 _ONCE = "said once"
-_NEVER_AGAIN = "the core speaks once of a transfer, and this one has spoken"
 _LIAR = "only a peer that lies makes the core or a check refuse (tests/unit/test_push.py)"
 _GONE = "a link that is lost is not lost again"
 _UNWANTED = "the decode node regrants only what it still waits for"
@@ -54,8 +53,6 @@ UNREACHABLE: dict[Cell, str] = {
     ("push", "queued", "transfer_settled"): _NO_TRANSFER,
     ("push", "running", "transfer_settled"): _FIRST_FAILS,
     ("push", "computed", "transfer_settled"): _FIRST_FAILS,
-    ("push", "failed", "transfer_drained"): _NEVER_AGAIN,
-    ("push", "failed", "transfer_failed"): _NEVER_AGAIN,
     ("push", "lost", "cancel"): _NO_FRAME,
     ("push", "lost", "regrant"): _NO_FRAME,
     ("push", "lost", "nic_fenced"): _NO_FRAME,
@@ -72,6 +69,7 @@ RARE: dict[Cell, str] = {
     ("grant", "cancelling", "overshoot"): "a stray between the last write and `drained`",
     ("push", "cancelling", "cancel"): "two pairs are fenced while one complete grant owes an end",
     ("push", "failed", "regrant"): "the last pair fails while the fence of another is answered",
+    ("push", "failed", "transfer_failed"): "a dying node's write fails before its links close",
     ("push", "done", "tick"): "the tick of another request has dropped the link",
     ("push", "failed", "engine_failed"): "the worker dies while the fence of a failure is awaited",
 }
