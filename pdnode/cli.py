@@ -16,19 +16,16 @@ from typing import NoReturn
 
 from pdnode import __version__
 from pdnode.cliadmin import ADMIN_SOCKET, add_admin_parsers
+from pdnode.clibench import add_bench_parsers
 from pdnode.configfile import load_settings
 from pdnode.configparse import Setting
 from pdnode.configschema import DEMO_MODEL, LOG_FORMATS
-from pdnode.errors import ConfigError, DeviceMissing, Exit, PdnodeError, Problem
+from pdnode.errors import ConfigError, DeviceMissing, Exit, PdnodeError, Problem, UsageError
 
 DEFAULT_PROMPT = "What is the capital of France?"
 MOCKS = ("healthy", "degraded", "stale", "empty")
 SYSTEM_CACHE = Path("/var/cache/pdnode")
 _log = logging.getLogger(__name__)
-
-
-class _Usage(Exception):
-    """What argparse cannot see is missing."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,7 +52,7 @@ def _exit_code(problems: Sequence[Problem]) -> Exit:
 def _config_path(args: argparse.Namespace) -> Path:
     path = args.config or os.environ.get("PDNODE_CONFIG")
     if not path:
-        raise _Usage("--config FILE is required, or PDNODE_CONFIG in the environment")
+        raise UsageError("--config FILE is required, or PDNODE_CONFIG in the environment")
     return Path(path)
 
 
@@ -202,32 +199,6 @@ def _model_list(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _bench_serve(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from pdnode.bench import report
-    from pdnode.bench.options import options_of
-    from pdnode.bench.serve import BenchError, LoadRun
-
-    try:
-        options = options_of(args)
-    except ValueError as error:
-        raise _Usage(str(error)) from error
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("requests", total=options.requests * len(options.urls))
-        run = LoadRun(options, lambda done: bar.update(task, completed=done))
-        try:
-            figures = asyncio.run(run.run())
-        except BenchError as error:
-            _say(f"pdnode: {error}")
-            return Exit.UNAVAILABLE
-    print((report.as_json if args.json else report.as_table)(options, figures))
-    return Exit.OK if all(one.completed for one in figures) else Exit.UNAVAILABLE
-
-
 def _top(args: argparse.Namespace) -> int:
     from pdnode_tui.main import Options, run
 
@@ -245,7 +216,7 @@ def _top(args: argparse.Namespace) -> int:
             )
         )
     except ValueError as error:
-        raise _Usage(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _top_parser(top: argparse.ArgumentParser) -> None:
@@ -269,13 +240,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise ValueError(text)
     return value
-
-
-def _bench_transfer(args: argparse.Namespace) -> int:
-    from pdnode.bench import plan, transfer
-
-    transfer.run(plan.plan_of(args), as_json=args.json, out=print)
-    return Exit.OK
 
 
 def _libfabric() -> tuple[str | None, str | None]:
@@ -383,27 +347,6 @@ def _model_parser(parser: argparse.ArgumentParser) -> None:
             _add_json(command)
 
 
-def _bench_parser(parser: argparse.ArgumentParser) -> None:
-    from pdnode.bench import plan
-    from pdnode.bench.options import add_arguments
-
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
-    serve = commands.add_parser(
-        "serve",
-        help="offer load to a node and measure it",
-        description="Offer load to one or two running nodes and measure latencies. Exit 69 where "
-        "a node is not reachable or completes nothing.",
-    )
-    serve.set_defaults(run=_bench_serve)
-    add_arguments(serve)
-    _add_json(serve)
-    description = "Compare the transfer core with a bare libfabric loop over loopback."
-    transfer = commands.add_parser("transfer", help=description, description=description)
-    transfer.set_defaults(run=_bench_transfer)
-    plan.add_arguments(transfer)
-    _add_json(transfer)
-
-
 def _topology_parser(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_topology)
     parser.add_argument(
@@ -455,7 +398,11 @@ def _parser() -> argparse.ArgumentParser:
 
     _model_parser(commands.add_parser("model", help="demo models", description="Demo models."))
 
-    _bench_parser(commands.add_parser("bench", help="measure a node", description="Measure."))
+    bench = commands.add_parser("bench", help="measure a node", description="Measure.")
+    add_bench_parsers(
+        bench.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser),
+        add_json=_add_json,
+    )
     _topology_parser(
         commands.add_parser(
             "topology",
@@ -480,7 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
-    except _Usage as error:
+    except UsageError as error:
         parser.error(str(error))
     except ConfigError as error:
         for problem in error.problems:

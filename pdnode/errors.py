@@ -41,6 +41,10 @@ class ConfigError(PdnodeError):
         self.problems = problems
 
 
+class UsageError(PdnodeError):
+    """A wrong command line that argparse cannot see: the text names the option (exit 64)."""
+
+
 class DeviceMissing(PdnodeError):
     """A GPU, NIC, limit or library that the configuration asks for is not there (exit 71)."""
 

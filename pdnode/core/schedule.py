@@ -269,16 +269,11 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, end: int) -> Chunk:
         assert end <= sequence.page_count * self._page_tokens, "no page for the token"
         last = end == len(sequence.tokens)
+        samples = last and not sequence.prefill_only
         number = sequence.chunks
         sequence.chunks += 1
-        return Chunk(
-            sequence=sequence.sequence,
-            start=sequence.computed,
-            end=end,
-            samples=last and not sequence.prefill_only,
-            last=last,
-            number=number,
-        )
+        # Once for every token of every stream, and names would take twice as long.
+        return Chunk(sequence.sequence, sequence.computed, end, samples, last, number)
 
     def _enqueue(self, sequence: Sequence) -> None:
         peer = sequence.peer

@@ -1,7 +1,8 @@
 """One request on its way through this node: admitted, prefilled somewhere, decoded, finished."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdnode.core.request import Request, Score, TokenEvent
@@ -44,7 +45,9 @@ class Flight:
     finish: str | None = None  # stop | length | cancelled | the code of a Cause
     _changes: Changes | None = field(init=False)
     _prompt_scores: list[Score] = field(default_factory=list)
-    _queue: asyncio.Queue[TokenEvent | Cause | None] = field(default_factory=asyncio.Queue)
+    # What the one reader has not taken, and what it waits for; asyncio.Queue takes twice as long.
+    _items: deque[TokenEvent | Cause | None] = field(default_factory=deque)
+    _reader: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
         self._changes = Changes(self.request) if changes_logits(self.request) else None
@@ -52,8 +55,12 @@ class Flight:
     # api.service.Generation
 
     async def events(self) -> AsyncIterator[TokenEvent]:
+        """For one reader."""
         while True:
-            item = await self._queue.get()
+            while not self._items:
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+            item = self._items.popleft()
             if item is None:
                 return
             if isinstance(item, Cause):
@@ -66,12 +73,12 @@ class Flight:
         """End without an answer (`reason`: "cancelled" or "stop"). Idempotent."""
         if self.finish is None:
             self._end(reason)
-            self._queue.put_nowait(None)
+            self._put(None)
 
     def fail(self, cause: Cause) -> None:
         if self.finish is None:
             self._end(cause.code)
-            self._queue.put_nowait(cause)
+            self._put(cause)
 
     # steps.Runner
 
@@ -82,18 +89,14 @@ class Flight:
         pass
 
     def sampling(self) -> Sampling:
-        request = self.request
-        held = self.generated < request.min_tokens
+        request, draw = self.request, self.generated
+        banned = sorted(request.stop_tokens) if draw < request.min_tokens else []
+        changes = None if self._changes is None else self._changes.packed()
+        # By place: this runs once for every token of every stream.
         return Sampling(
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
-            seed=request.seed,
-            draw=self.generated,
-            banned=sorted(request.stop_tokens) if held else [],
-            logprobs=request.logprobs,
-            changes=None if self._changes is None else self._changes.packed(),
-        )
+            request.temperature, request.top_k, request.top_p, request.seed,
+            draw, banned, request.logprobs, changes,
+        )  # fmt: skip
 
     def scoring(self) -> int | None:
         return self.request.logprobs if self.request.score_prompt else None
@@ -115,9 +118,16 @@ class Flight:
             finish = "length"
         if finish is not None:
             self._end(finish)
-        prompt, self._prompt_scores = self._prompt_scores, []
-        event = TokenEvent(token, drawn.logprob, finish, drawn.top, prompt)
-        self._queue.put_nowait(event)
+        prompt: Sequence[Score] = ()
+        if self._prompt_scores:
+            prompt, self._prompt_scores = self._prompt_scores, []
+        self._put(TokenEvent(token, drawn.logprob, finish, drawn.top, prompt))
+
+    def _put(self, item: TokenEvent | Cause | None) -> None:
+        self._items.append(item)
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     # the end
 

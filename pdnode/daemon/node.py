@@ -23,6 +23,7 @@ from pdnode.core.heartbeat import Counters
 from pdnode.core.hello import wire_geometry
 from pdnode.core.slots import SlotPool
 from pdnode.core.wire import PROTOCOL_MAX, PROTOCOL_MIN, Hello
+from pdnode.daemon.collector import calm_collector
 from pdnode.daemon.control import Control
 from pdnode.daemon.engine import Engine, start_engine
 from pdnode.daemon.observe import Observation
@@ -105,6 +106,7 @@ class Node:
 
     async def _serve(self) -> int:
         """From loaded to drained; the exit code."""
+        calm_collector()
         event(
             _log, logging.INFO, "node.serving", "serving",
             role=self._config.node.role, model=self._config.model.name,

@@ -1,7 +1,7 @@
 """The step loop: plans a pass, tells who must know, runs it on the worker, hands the tokens out."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -199,15 +199,14 @@ class StepLoop:
         forget, self._forget = self._forget, []
         steps = []
         for chunk, entry in zip(planned.chunks, entries, strict=True):
-            sequence = entry.sequence
+            sequence, start, end = entry.sequence, chunk.start, chunk.end
+            new_pages = [] if entry.pages_sent else expand_runs(sequence.pages)
+            sampling = entry.runner.sampling() if chunk.samples else None
+            scoring = _scoring(entry, chunk) if start + 1 < sequence.prompt_tokens else None
+            # By place: this runs once for every token of every stream.
             steps.append(
                 SequenceStep(
-                    sequence=chunk.sequence,
-                    start=chunk.start,
-                    tokens=sequence.tokens[chunk.start : chunk.end],
-                    new_pages=[] if entry.pages_sent else expand_runs(sequence.pages),
-                    sampling=entry.runner.sampling() if chunk.samples else None,
-                    scoring=_scoring(entry, chunk),
+                    chunk.sequence, start, sequence.tokens[start:end], new_pages, sampling, scoring
                 )
             )
             entry.pages_sent = True
@@ -216,9 +215,9 @@ class StepLoop:
         return Step(pass_id=planned.pass_id, base=base, sequences=steps, forget=forget)
 
     def _commit(self, planned: Pass, entries: list[_Entry], done: StepDone) -> None:
-        drawn = {SequenceId(d.sequence): d for d in done.drawn}
-        scored = {SequenceId(s.sequence): s for s in done.scored}
-        alive = {number: d.token for number, d in drawn.items() if number in self._entries}
+        drawn: Mapping[int, Drawn] = {d.sequence: d for d in done.drawn}
+        scored: Mapping[int, Scored] = {s.sequence: s for s in done.scored}
+        alive = {SequenceId(n): d.token for n, d in drawn.items() if n in self._entries}
         self.scheduler.commit(planned.pass_id, alive)
         self.figures.compute_s += done.compute_s
         for chunk, entry in zip(planned.chunks, entries, strict=True):
@@ -234,9 +233,8 @@ class StepLoop:
                 entry.runner.drew(drawn[chunk.sequence])
             elif entry.sequence.prefill_only and chunk.last:
                 self._drop(chunk.sequence)
-            quiet = self._quiet.pop(chunk.sequence, None)
-            if quiet is not None:
-                quiet()
+            if chunk.sequence in self._quiet:
+                self._quiet.pop(chunk.sequence)()
 
     def _drop(self, sequence: SequenceId) -> None:
         entry = self._entries.pop(sequence, None)
@@ -247,8 +245,6 @@ class StepLoop:
 def _scoring(entry: _Entry, chunk: Chunk) -> Scoring | None:
     """The tokens that follow the rows of a prompt chunk, as far as they belong to the prompt."""
     targets_end = min(chunk.end + 1, entry.sequence.prompt_tokens)
-    if chunk.start + 1 >= targets_end:
-        return None
     top = entry.runner.scoring()
     if top is None:
         return None

@@ -355,6 +355,7 @@ class PullMessenger:
 
     def _free(self, pull: Pull) -> None:
         del self._pulls[pull.grant.key]
+        pull.broken = None  # it knows the request, which knows this pull
         for slot in pull.grant.slots:
             del self._by_slot[slot.slot]
             self._fabric.disarm(slot.slot)

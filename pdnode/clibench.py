@@ -1,0 +1,91 @@
+"""The `pdnode bench` commands: their arguments and exit codes. What measures is imported late."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from pdnode.errors import Exit, UsageError
+
+_P = TypeVar("_P", bound=argparse.ArgumentParser)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pdnode.bench import report
+    from pdnode.bench.options import options_of
+    from pdnode.bench.serve import BenchError, LoadRun
+
+    try:
+        options = options_of(args)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("requests", total=options.requests * len(options.urls))
+        run = LoadRun(options, lambda done: bar.update(task, completed=done))
+        try:
+            figures = asyncio.run(run.run())
+        except BenchError as error:
+            print(f"pdnode: {error}", file=sys.stderr)
+            return Exit.UNAVAILABLE
+    print((report.as_json if args.json else report.as_table)(options, figures))
+    return Exit.OK if all(one.completed for one in figures) else Exit.UNAVAILABLE
+
+
+def _transfer(args: argparse.Namespace) -> int:
+    from pdnode.bench import plan, transfer
+
+    transfer.run(plan.plan_of(args), as_json=args.json, out=print)
+    return Exit.OK
+
+
+def _step(args: argparse.Namespace) -> int:
+    from pdnode.daemon import stepbench
+
+    report = stepbench.run(requests=args.requests, passes=args.passes)
+    print(stepbench.as_json(report) if args.json else stepbench.as_table(report))
+    return Exit.OK
+
+
+def add_bench_parsers(
+    commands: "argparse._SubParsersAction[_P]",
+    *,
+    add_json: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    """Adds the subcommands. `add_json` gives one its `--json`."""
+    from pdnode.bench import plan
+    from pdnode.bench.options import add_arguments, bounded
+
+    serve = commands.add_parser(
+        "serve",
+        help="offer load to a node and measure it",
+        description="Offer load to one or two running nodes and measure latencies. Exit 69 where "
+        "a node is not reachable or completes nothing.",
+    )
+    serve.set_defaults(run=_serve)
+    add_arguments(serve)
+    add_json(serve)
+    description = "Compare the transfer core with a bare libfabric loop over loopback."
+    transfer = commands.add_parser("transfer", help=description, description=description)
+    transfer.set_defaults(run=_transfer)
+    plan.add_arguments(transfer)
+    add_json(transfer)
+    description = "Time what a pass costs the daemon itself, beside a model that computes nothing."
+    step = commands.add_parser("step", help=description, description=description)
+    step.set_defaults(run=_step)
+    for name, high, default, what in (
+        ("requests", 4095, 256, "requests at a time"),
+        ("passes", 100_000, 500, "of each kind"),
+    ):
+        step.add_argument(
+            f"--{name}",
+            metavar="N",
+            type=bounded(int, 1, high),
+            default=default,
+            help=f"{what}, 1 to {high}; default: {default}",
+        )
+    add_json(step)
