@@ -42,6 +42,7 @@ class EngineConfig:
     max_running: int = 64  # sequences in a pass
     max_waiting: int = 256  # requests that wait; one more is refused (429)
     start_timeout_s: float = 300.0
+    dp: int = 1  # TP groups, each with the whole model and pages of its own
 
 
 @dataclass(frozen=True, slots=True)

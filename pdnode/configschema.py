@@ -170,6 +170,12 @@ ENGINE = Table(
             300.0,
             "How long a worker may take to load the model and warm up.",
         ),
+        Key(
+            "dp",
+            Integer(1, 64),
+            1,
+            "TP groups of this node: each has the whole model, its own queue and its own pages.",
+        ),
     ),
 )
 
@@ -187,7 +193,7 @@ KV = Table(
             "pool_bytes",
             Size(1 << 20, 1 << 44, auto=True),
             AUTO_WORD,
-            "Memory for pages. auto: a share of what is free after loading and warm-up.",
+            "Memory for the pages of a TP group. auto: a share of what is free after loading.",
         ),
         Key("dtype", _DTYPES, AUTO_WORD, "Of keys and values. auto: as engine.dtype."),
         Key(

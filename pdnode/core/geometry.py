@@ -13,7 +13,10 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """Geometry of the KV memory of one TP group; equal on both sides but for `tp` and `pages`."""
+    """Geometry of the KV memory of one TP group; equal on both sides but for `tp` and `pages`.
+
+    A node has one group, or several alike (data parallelism), each with a page pool of its own.
+    """
 
     kind: str  # "gqa" | "mla"
     layers: int

@@ -20,7 +20,8 @@ class Agreement:
     """What both sides derive from the two hellos."""
 
     protocol: int
-    geometry: KvGeometry  # the peer's
+    geometry: KvGeometry  # of each of the peer's TP groups
+    groups: int  # TP groups that the peer has
     context_tokens: int  # longest sequence that both take
 
 
@@ -48,7 +49,8 @@ def agree(here: Hello, there: Hello) -> Agreement | list[str]:
             reasons.append(f"{field}: {values[0]} here, {values[1]} there")
     if reasons or protocol is None or isinstance(geometry, list):
         return reasons
-    return Agreement(protocol, geometry, min(here.context_tokens, there.context_tokens))
+    longest = min(here.context_tokens, there.context_tokens)
+    return Agreement(protocol, geometry, there.geometry.dp, longest)
 
 
 def common_protocol(here: Hello, there: Hello) -> int | None:
@@ -61,6 +63,7 @@ def common_protocol(here: Hello, there: Hello) -> int | None:
 def read_geometry(there: Geometry, here: Geometry) -> KvGeometry | list[str]:
     """The checked geometry, or what makes it impossible; `here` is only for the text."""
     wrong = []
+    ranks = min(max(1, there.tp), MAX_RANKS)
     rules = [
         ("kind", there.kind in KINDS, f"one of {', '.join(KINDS)}"),
         ("layers", 0 < there.layers < _MOST, "at least 1"),
@@ -70,6 +73,7 @@ def read_geometry(there: Geometry, here: Geometry) -> KvGeometry | list[str]:
         ("dtype", there.dtype in DTYPE_BYTES, f"one of {', '.join(DTYPE_BYTES)}"),
         ("tp", 0 < there.tp <= MAX_RANKS, f"1 to {MAX_RANKS}"),
         ("pages", 0 <= there.pages < _MOST, f"0 to {_MOST - 1}"),
+        ("dp", 0 < there.dp * ranks <= MAX_RANKS, f"at least 1, with at most {MAX_RANKS} ranks"),
     ]
     for field, good, allowed in rules:
         if not good:
@@ -79,7 +83,7 @@ def read_geometry(there: Geometry, here: Geometry) -> KvGeometry | list[str]:
         return wrong
     if there.kind == "mla" and there.kv_heads != 1:
         return [f"kv_heads: {here.kv_heads} here, {there.kv_heads} there, must be 1 for mla"]
-    heads, ranks = there.kv_heads, there.tp
+    heads = there.kv_heads
     if there.kind == "gqa" and heads % ranks and ranks % heads:
         return [f"tp: {here.tp} here, {ranks} there: {ranks} ranks cannot slice {heads} KV heads"]
     return KvGeometry(
@@ -94,7 +98,8 @@ def read_geometry(there: Geometry, here: Geometry) -> KvGeometry | list[str]:
     )
 
 
-def wire_geometry(geometry: KvGeometry) -> Geometry:
+def wire_geometry(geometry: KvGeometry, groups: int = 1) -> Geometry:
+    """`geometry` is that of each of the node's `groups` TP groups."""
     return Geometry(
         kind=geometry.kind,
         layers=geometry.layers,
@@ -104,6 +109,7 @@ def wire_geometry(geometry: KvGeometry) -> Geometry:
         dtype=geometry.dtype,
         tp=geometry.tp,
         pages=geometry.pages,
+        dp=groups,
     )
 
 

@@ -379,7 +379,7 @@ class Link:
     def _take_answer(self, frame: wire.SessionAnswer, now: float) -> None:
         self._peer.check_boot(frame.boot)
         _, agreement = self._peer.agreed()
-        self._require(answer_objection(frame, self._nics, agreement.geometry))
+        self._require(answer_objection(frame, self._nics, agreement.geometry, agreement.groups))
         self._pairs = tuple((ours, theirs) for theirs, ours in frame.pairs)
         if not self._connected <= set(self._pairs):
             raise Broken("a NIC pair is connected that the answer does not name")

@@ -33,9 +33,9 @@ def nics_objection(nics: Sequence[NicAddress]) -> str | None:
 
 
 def answer_objection(
-    answer: SessionAnswer, offered: Sequence[NicAddress], geometry: KvGeometry
+    answer: SessionAnswer, offered: Sequence[NicAddress], geometry: KvGeometry, groups: int
 ) -> str | None:
-    """What is wrong with a decode node's answer to our offer, or None."""
+    """What is wrong with a decode node's answer to our offer, or None; it has so many TP groups."""
     if (twice := nics_objection(answer.nics)) is not None:
         return twice
     theirs = {nic.nic for nic in answer.nics}
@@ -46,19 +46,23 @@ def answer_objection(
         if pair[0] not in theirs or pair[1] not in ours:
             return f"NIC pair {pair} names a NIC that was not offered"
     used = {pair[0] for pair in answer.pairs}
-    return regions_objection(answer.regions, used, geometry)
+    return regions_objection(answer.regions, used, geometry, groups)
 
 
 def regions_objection(
-    regions: Sequence[RegionDescriptor], used: set[int], geometry: KvGeometry | None
+    regions: Sequence[RegionDescriptor],
+    used: set[int],
+    geometry: KvGeometry | None,
+    groups: int = 1,
 ) -> str | None:
     """What is wrong with the peer's descriptors, or None.
 
-    `used`: its NICs that are connected; each needs the scratch region. `geometry`: the peer's when
-    its KV memory is written to (then every rank must be reachable over a used NIC), else None.
+    `used`: its NICs that are connected; each needs the scratch region. `geometry`: of each of the
+    peer's `groups` when its KV memory is written to (then every rank must be reachable over a used
+    NIC), else None.
     """
     ranks = [region.rank for region in regions]
-    wanted = {SCRATCH_RANK, *range(geometry.tp if geometry else 0)}
+    wanted = {SCRATCH_RANK, *range(geometry.tp * groups if geometry else 0)}
     if set(ranks) != wanted or len(ranks) != len(wanted):
         return f"regions of ranks {sorted(ranks)}, expected {sorted(wanted)}"
     for region in regions:

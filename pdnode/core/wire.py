@@ -75,7 +75,8 @@ class Geometry(msgspec.Struct, frozen=True, array_like=True):
     page_tokens: int
     dtype: Name
     tp: int
-    pages: Natural
+    pages: Natural  # of each group
+    dp: int = 1  # TP groups of the node: ranks are numbered group by group
 
 
 class Hello(Message, frozen=True, tag="hello"):
@@ -119,7 +120,10 @@ class RegionPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RegionDescriptor(msgspec.Struct, frozen=True, array_like=True):
-    """A region that this peer may write to. `rank` -1 is the 4 KiB scratch region for probes."""
+    """A region that this peer may write to: of rank `group * tp + rank of the group`.
+
+    `rank` -1 is the 4 KiB scratch region for probes.
+    """
 
     rank: Annotated[int, Meta(ge=-1, lt=MAX_RANKS)]
     pieces: list[RegionPiece]
@@ -174,6 +178,7 @@ class Dispatch(Message, frozen=True, tag="dispatch"):
     priority: int
     verify: str = "off"
     traceparent: Annotated[str, Meta(max_length=64)] = ""  # W3C, of the client, for both logs
+    group: Natural = 0  # the decode node's TP group that owns the request: `pages` are its pages
 
 
 class Accepted(Message, frozen=True, tag="accepted"):

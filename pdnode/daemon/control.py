@@ -71,8 +71,8 @@ class Control:
         """For the warnings registry."""
         found = [Condition("W110", self._reload_failure)] if self._reload_failure else []
         engine = self._parts.engine
-        if engine is not None and (pages := engine.gate.pool.counts.quarantined):
-            most = engine.gate.max_quarantined
+        if engine is not None and (pages := engine.page_counts.quarantined):
+            most = engine.max_quarantined
             code = "W121" if pages > most else "W120"
             text = f"{pages} pages wait for a writer's word or a fence, at most {most} may"
             found.append(Condition(code, text))

@@ -1,5 +1,6 @@
-"""Starts the worker and builds what stands on its memory: pool, gate, scheduler, step loop."""
+"""Starts the workers and builds what stands on their memory: pool, gate, scheduler, step loop."""
 
+import asyncio
 import logging
 import mmap
 from collections.abc import Callable, Sequence
@@ -9,9 +10,9 @@ from pdnode.config import Config
 from pdnode.confignics import PINNING_PROVIDERS
 from pdnode.configrules import page_tokens
 from pdnode.core.geometry import KvGeometry
-from pdnode.core.pages import PagePool
+from pdnode.core.pages import PageCounts, PagePool
 from pdnode.core.schedule import Scheduler
-from pdnode.daemon.steps import StepLoop
+from pdnode.daemon.steps import StepFigures, StepLoop
 from pdnode.engine.client import Worker
 from pdnode.engine.protocol import Init, Loading, Ready
 from pdnode.messenger.gate import PageGate
@@ -21,13 +22,52 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """A loaded model and the schedule over its KV pages."""
+class Group:
+    """One TP group: the workers of its ranks, its KV pages, and the schedule over them."""
 
     worker: Worker
-    geometry: KvGeometry
     gate: PageGate
     steps: StepLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded model, in one TP group or in several alike (data parallelism)."""
+
+    geometry: KvGeometry  # of each group
+    groups: tuple[Group, ...]
+
+    @property
+    def page_counts(self) -> PageCounts:
+        """Of all groups together."""
+        counts = [group.gate.pool.counts for group in self.groups]
+        return PageCounts(*map(sum, zip(*counts, strict=True)))
+
+    @property
+    def max_quarantined(self) -> int:
+        return sum(group.gate.max_quarantined for group in self.groups)
+
+    @property
+    def figures(self) -> StepFigures:
+        """Of all groups together."""
+        found = [group.steps.figures for group in self.groups]
+        return StepFigures(
+            steps=sum(one.steps for one in found),
+            prefill_tokens=sum(one.prefill_tokens for one in found),
+            decode_tokens=sum(one.decode_tokens for one in found),
+            compute_s=sum(one.compute_s for one in found),
+        )
+
+    @property
+    def busy(self) -> bool:
+        """A pass runs, in some group."""
+        return any(group.steps.busy for group in self.groups)
+
+    def waiting_tokens(self) -> int:
+        return sum(group.steps.waiting_tokens() for group in self.groups)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(group.worker.close() for group in self.groups))
 
 
 def dtypes(config: Config) -> tuple[str, str]:
@@ -43,40 +83,65 @@ async def start_engine(
     *,
     cpus: Sequence[int] = (),
 ) -> Engine:
-    """The worker runs on `cpus`, if any are named. EngineDied if it cannot load the model."""
-    engine = config.engine
-    scheduler = Scheduler(
-        page_tokens=page_tokens(config),
-        chunk_tokens=engine.chunk_tokens,
-        max_running=engine.max_running,
-    )
-    dtype, kv_dtype = dtypes(config)
-    init = Init(
-        model_path=str(config.model.path),
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        page_tokens=page_tokens(config),
-        pages=0,
-        pool_bytes=config.kv.pool_bytes,
-        threads=engine.threads,
-        max_batch_tokens=scheduler.max_pass_tokens,
-        cpus=tuple(cpus),
-        huge_pages=config.fabric.provider in PINNING_PROVIDERS,
-    )
-    worker = await Worker.start(
-        init, wake_fds=wake_fds, on_loading=on_loading, timeout_s=engine.start_timeout_s
-    )
-    geometry = geometry_of(worker.ready)
-    if init.huge_pages and worker.ready.memory_page_bytes <= mmap.PAGESIZE:
+    """The workers run on `cpus`, if any are named. EngineDied if one cannot load the model.
+
+    The first group says how many pages it has; the others have as many.
+    """
+    workers: list[Worker] = []
+    try:
+        for _ in range(config.engine.dp):
+            pages = workers[0].ready.pages if workers else 0
+            init = _init(config, cpus, pages)
+            workers.append(
+                await Worker.start(
+                    init,
+                    wake_fds=wake_fds,
+                    on_loading=on_loading,
+                    timeout_s=config.engine.start_timeout_s,
+                )
+            )
+    except BaseException:
+        await asyncio.gather(*(worker.close() for worker in workers))
+        raise
+    geometry = geometry_of(workers[0].ready)
+    if init.huge_pages and workers[0].ready.memory_page_bytes <= mmap.PAGESIZE:
         event(
             _log, logging.WARNING, "kv.small_pages",
             "KV memory is not in huge pages: the NIC needs 512 times the entries; raise "
             "vm.nr_hugepages",
             bytes=geometry.region_bytes,
         )  # fmt: skip
-    pool = PagePool(geometry.pages)
+    return Engine(geometry, tuple(_group(config, worker, geometry) for worker in workers))
+
+
+def _init(config: Config, cpus: Sequence[int], pages: int) -> Init:
+    dtype, kv_dtype = dtypes(config)
+    return Init(
+        model_path=str(config.model.path),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        page_tokens=page_tokens(config),
+        pages=pages,
+        pool_bytes=config.kv.pool_bytes,
+        threads=config.engine.threads,
+        max_batch_tokens=_scheduler(config).max_pass_tokens,
+        cpus=tuple(cpus),
+        huge_pages=config.fabric.provider in PINNING_PROVIDERS,
+    )
+
+
+def _scheduler(config: Config) -> Scheduler:
+    return Scheduler(
+        page_tokens=page_tokens(config),
+        chunk_tokens=config.engine.chunk_tokens,
+        max_running=config.engine.max_running,
+    )
+
+
+def _group(config: Config, worker: Worker, geometry: KvGeometry) -> Group:
     quarantined = int(config.kv.max_quarantined_ratio * geometry.pages)
-    return Engine(worker, geometry, PageGate(pool, quarantined), StepLoop(scheduler, worker))
+    gate = PageGate(PagePool(geometry.pages), quarantined)
+    return Group(worker, gate, StepLoop(_scheduler(config), worker))
 
 
 def geometry_of(ready: Ready) -> KvGeometry:

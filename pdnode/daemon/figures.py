@@ -49,7 +49,7 @@ class Figures:
             role=self.config.node.role,
             running=self.service.running,
             waiting=self.service.waiting,
-            pages={} if engine is None else engine.gate.pool.counts._asdict(),
+            pages={} if engine is None else engine.page_counts._asdict(),
             transfers_inflight=self.open_transfers,
             peers=tuple(self._peers()),
             queues=tuple(self.read_queues()),
@@ -60,7 +60,7 @@ class Figures:
             recomputed=self.service.recomputed,
             rejected=self.service.rejected,
             immediates={kind: odd[name] for kind, name in _ODD.items() if name in odd},
-            steps=0 if engine is None else engine.steps.figures.steps,
+            steps=0 if engine is None else engine.figures.steps,
             warnings=shown,
             log_lines_held=lines_held(),
         )
@@ -74,7 +74,7 @@ class Figures:
     @property
     def used_ratio(self) -> float:
         """Share of the KV pages that are not free."""
-        counts = () if self.engine is None else self.engine.gate.pool.counts
+        counts = () if self.engine is None else self.engine.page_counts
         return 1 - counts[0] / sum(counts) if counts else 0.0
 
     def moved_by_peer(self) -> dict[tuple[str, str], tuple[int, int]]:

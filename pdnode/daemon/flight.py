@@ -37,6 +37,7 @@ class Flight:
     clock: Callable[[], float]
     times: Times
     on_end: Callable[["Flight"], None]
+    group: int = 0  # the TP group that has its pages
     prefill: str = "local"
     pull: Pull | None = None
     task: asyncio.Task[None] | None = None

@@ -10,7 +10,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from itertools import chain
 from typing import Any
 
 from pdnode import __version__
@@ -35,10 +36,11 @@ from pdnode.daemon.transfer import Transfer, open_transfer
 from pdnode.engine.protocol import Loading
 from pdnode.errors import ConfigError, EngineDied, Exit, Problem, Unavailable
 from pdnode.messenger.dispatch import DispatchLimits
+from pdnode.messenger.groups import SourceGroup, SourceRegion
 from pdnode.messenger.peer_link import Identity
 from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
 from pdnode.messenger.pull import PullMessenger
-from pdnode.messenger.push import PushMessenger, SourceRegion
+from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
 from pdnode.messenger.stall import StallWatch
 from pdnode.models.config import load_config
@@ -171,13 +173,11 @@ class Node:
             transfer.engine.start(asyncio.get_running_loop())
             wake_fds = [transfer.wake_fd]
         engine = await start_engine(config, wake_fds, self._on_loading, cpus=threads.worker)
-        stack.push_async_callback(engine.worker.close)
+        stack.push_async_callback(engine.close)
         self._engine = self._figures.engine = engine
         if self._transfer is not None:
             await self._join(self._transfer, engine, model_print, stack)
-        self._service.start(
-            gate=engine.gate, steps=engine.steps, peers=self._peers, pulls=self._pull
-        )
+        self._service.start(groups=engine.groups, peers=self._peers, pulls=self._pull)
 
     def _on_loading(self, loading: Loading) -> None:
         self._service.loading = f"{loading.what} {loading.ratio:.0%}"
@@ -189,13 +189,13 @@ class Node:
         model_print: str,
         stack: contextlib.AsyncExitStack,
     ) -> None:
-        """Messenger and peer links over the worker's memory."""
+        """Messenger and peer links over the workers' memory."""
         config = self._config
-        region = transfer.add_memory(engine.worker, engine.geometry)
+        regions = [transfer.add_memory(one.worker, engine.geometry) for one in engine.groups]
         boot = self._boot
         hello = self._hello(boot, engine, transfer, model_print)
         peering = Peering(
-            self._make_push(transfer, engine, region)
+            self._make_push(transfer, engine, regions)
             if config.node.role is Role.PREFILL
             else self._make_pull(transfer, engine, boot)
         )
@@ -204,11 +204,7 @@ class Node:
         stack.push_async_callback(dialer.close)
         self._peers = PeerManager(
             config,
-            Identity(
-                hello,
-                transfer.nics,
-                {} if config.node.role is Role.PREFILL else {0: region.region},
-            ),
+            Identity(hello, transfer.nics, self._writable(regions)),
             transfer.fabric,
             peering,
             dial=dialer.dial,
@@ -221,6 +217,12 @@ class Node:
         stack.push_async_callback(self._peers.close)  # before the listener stops
         self._peers.start()
 
+    def _writable(self, regions: Sequence[tuple[SourceRegion, ...]]) -> dict[int, int]:
+        """What peers write to, on a decode node: the ranks are numbered group by group."""
+        if self._config.node.role is Role.PREFILL:
+            return {}
+        return {rank: one.region for rank, one in enumerate(chain.from_iterable(regions))}
+
     async def _accept_peers(self, peers: PeerManager, stack: contextlib.AsyncExitStack) -> None:
         listener = PeerListener(self._config.peer, peers.accept)
         try:
@@ -231,7 +233,9 @@ class Node:
         stack.push_async_callback(listener.stop)
         event(_log, logging.INFO, "peer.listening", "peer link listens", host=host, port=port)
 
-    def _make_push(self, transfer: Transfer, engine: Engine, region: SourceRegion) -> PushMessenger:
+    def _make_push(
+        self, transfer: Transfer, engine: Engine, regions: Sequence[tuple[SourceRegion, ...]]
+    ) -> PushMessenger:
         limits = DispatchLimits(
             vocabulary=self._model.vocabulary,
             context_tokens=self._model.context_tokens,
@@ -241,9 +245,10 @@ class Node:
             geometry=engine.geometry,
             limits=limits,
             fabric=transfer.fabric,
-            regions=[region],
-            gate=engine.gate,
-            schedule=engine.steps,
+            groups=[
+                SourceGroup(group.gate, group.steps, ranks)
+                for group, ranks in zip(engine.groups, regions, strict=True)
+            ],
             peer=self._config.peer,
             drop_link=self._drop_link,
             records=self._records,
@@ -258,7 +263,7 @@ class Node:
             boot=boot,
             geometry=engine.geometry,
             fabric=transfer.fabric,
-            gate=engine.gate,
+            gates=[group.gate for group in engine.groups],
             slots=SlotPool(),
             peer=self._config.peer,
             drop_link=self._drop_link,
@@ -279,7 +284,7 @@ class Node:
             pdnode_version=__version__,
             model=config.model.name,
             fingerprint=model_print,
-            geometry=wire_geometry(engine.geometry),
+            geometry=wire_geometry(engine.geometry, len(engine.groups)),
             context_tokens=self._model.context_tokens,
             provider=config.fabric.provider,
             libfabric=transfer.fabric.library_version,
@@ -293,13 +298,12 @@ class Node:
         engine, transfer = self._engine, self._transfer
         assert engine is not None
         assert transfer is not None
-        steps = engine.steps
         return Counters(
-            steps=steps.figures.steps,
-            step_busy=steps.busy,
+            steps=engine.figures.steps,
+            step_busy=engine.busy,
             core=transfer.fabric.statistics()["turns"],
-            waiting_tokens=steps.waiting_tokens(),
-            free_pages=engine.gate.pool.counts.free,
+            waiting_tokens=engine.waiting_tokens(),
+            free_pages=engine.page_counts.free,
         )
 
     # running
@@ -322,25 +326,27 @@ class Node:
         self._stop.set()
 
     async def _run_steps(self) -> None:
-        """The step loop. A worker that dies ends every request and then the node."""
+        """The groups' step loops. A worker that dies ends every request and then the node."""
         assert self._engine is not None
-        steps = self._engine.steps
-        running: asyncio.Future[None] = asyncio.ensure_future(steps.run())
-        died: asyncio.Future[EngineDied] = self._engine.worker.died
+        groups = self._engine.groups
+        running = [asyncio.create_task(group.steps.run()) for group in groups]
+        died = [group.worker.died for group in groups]
+        ends: list[asyncio.Future[Any]] = [*running, *died]
         try:
-            died.add_done_callback(lambda _: running.cancel())
-            await asyncio.wait([running])
-            if died.done():
-                raise died.result()
-            running.result()
-        except asyncio.CancelledError:
-            running.cancel()
-            raise
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for one in died:
+                if one.done():
+                    raise one.result()
+            for loop in running:
+                if loop.done():
+                    loop.result()
         except Exception as error:  # noqa: BLE001 - whatever it is, requests must hear of it
-            running.cancel()
             if not isinstance(error, EngineDied):
                 _log.exception("the step loop failed")
             self._engine_died(str(error))
+        finally:
+            for loop in running:
+                loop.cancel()
 
     def _engine_died(self, text: str) -> None:
         if self._died is not None:

@@ -64,10 +64,11 @@ class Reloader:
         reload_app(self.app, config.api)
         parts.service.max_waiting = config.engine.max_waiting
         if parts.engine is not None:
-            parts.engine.steps.scheduler.limit_running(config.engine.max_running)
-            gate = parts.engine.gate
-            gate.max_quarantined = int(config.kv.max_quarantined_ratio * sum(gate.pool.counts))
-            gate.pump()
+            for group in parts.engine.groups:
+                group.steps.scheduler.limit_running(config.engine.max_running)
+                gate = group.gate
+                gate.max_quarantined = int(config.kv.max_quarantined_ratio * sum(gate.pool.counts))
+                gate.pump()
         if parts.pull is not None:
             parts.pull.reload(config.peer)
         if parts.push is not None:

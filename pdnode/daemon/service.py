@@ -8,11 +8,11 @@ cancelled wait, the pull's grant, or the local release.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from pdnode.core import schedule
 from pdnode.core.request import Request
-from pdnode.core.schedule import Sequence
 from pdnode.core.transfer import FailCause
 from pdnode.daemon.flight import Flight, Times
 from pdnode.daemon.steps import StepLoop
@@ -35,6 +35,15 @@ class Peers(Protocol):
     """The peer manager as the service needs it."""
 
     def usable_prefills(self) -> Iterable[PeerSession]: ...
+
+
+class Group(Protocol):
+    """A TP group: its pages, and the step loop over them. Sequences stay in their group."""
+
+    @property
+    def gate(self) -> PageGate: ...
+    @property
+    def steps(self) -> StepLoop: ...
 
 
 class NodeService:
@@ -60,8 +69,8 @@ class NodeService:
         self.max_waiting = max_waiting
         self._records = records
         self._clock = clock
-        self._gate: PageGate | None = None
-        self._steps: StepLoop | None = None
+        self._groups: Sequence[Group] = ()
+        self._loads: list[int] = []  # by group: tokens that its open requests may come to
         self._peers: Peers | None = None
         self._pulls: PullMessenger | None = None
         self._flights: dict[Flight, None] = {}  # in the order in which they came
@@ -77,13 +86,13 @@ class NodeService:
     def start(
         self,
         *,
-        gate: PageGate,
-        steps: StepLoop,
+        groups: Sequence[Group],
         peers: Peers | None = None,
         pulls: PullMessenger | None = None,
     ) -> None:
         """The model is loaded. `peers` and `pulls` on a decode node."""
-        self._gate, self._steps, self._peers, self._pulls = gate, steps, peers, pulls
+        self._groups, self._peers, self._pulls = groups, peers, pulls
+        self._loads = [0] * len(groups)
         self.loading = ""
 
     # api.service.Service
@@ -98,9 +107,10 @@ class NodeService:
 
     @property
     def capacity_tokens(self) -> int:
-        if self._gate is None or self._steps is None:
+        """Of one group: a request does not spread over several."""
+        if not self._groups:
             return 0
-        return sum(self._gate.pool.counts) * self._steps.page_tokens
+        return sum(self._groups[0].gate.pool.counts) * self._groups[0].steps.page_tokens
 
     @property
     def vocabulary(self) -> int:
@@ -139,8 +149,6 @@ class NodeService:
         reasons = self.not_ready()
         if reasons:
             raise Unavailable(reasons[0])
-        assert self._gate is not None
-        assert self._steps is not None
         if self.waiting >= self.max_waiting:
             self.rejected += 1
             raise QueueFull(f"{self.waiting} requests wait, at most {self.max_waiting} may")
@@ -159,8 +167,10 @@ class NodeService:
             self._clock,
             Times(self._clock()),
             on_end=self._on_end,
+            group=min(range(len(self._groups)), key=self._loads.__getitem__),
         )
         self._flights[flight] = None
+        self._loads[flight.group] += tokens
         self.most_waiting = max(self.most_waiting, self.waiting)
         event(
             _log, logging.DEBUG, "request.admitted", "request admitted",
@@ -200,7 +210,6 @@ class NodeService:
     # inside: where the prompt is computed
 
     async def _place(self, flight: Flight) -> None:
-        assert self._gate is not None
         try:
             remote = self._role is Role.DECODE and len(flight.request.prompt) > 1
             if remote and flight.request.score_prompt:
@@ -217,16 +226,14 @@ class NodeService:
             flight.fail(Cause("internal error"))
 
     async def _reserve(self, flight: Flight) -> tuple[Run, ...]:
-        assert self._gate is not None
-        assert self._steps is not None
-        request = flight.request
+        group, request = self._groups[flight.group], flight.request
         # The last token generated is never run, so its KV needs no place.
         tokens = len(request.prompt) + request.max_tokens - 1
-        return await self._gate.reserve(-(-tokens // self._steps.page_tokens))
+        return await group.gate.reserve(-(-tokens // group.steps.page_tokens))
 
     async def _place_remote(self, flight: Flight) -> None:
         """One prefill peer after the other, then the policy."""
-        assert self._gate is not None
+        gate = self._groups[flight.group].gate
         tried: set[SessionId] = set()
         last: Cause = Unavailable("no usable prefill peer, and when_no_prefill is refuse")
         while True:
@@ -240,7 +247,7 @@ class NodeService:
                     self.local_prefills["retry" if tried else "no_peer"] += 1
                     self._start_local(flight, pages)
                     return
-                self._gate.release(pages)
+                gate.release(pages)
                 raise last
             tried.add(session.session)
             outcome = await self._pull(flight, session, pages)
@@ -254,16 +261,16 @@ class NodeService:
         self, flight: Flight, session: PeerSession, pages: tuple[Run, ...]
     ) -> Outcome | None:
         """One attempt at one peer; None if it was gone before the dispatch."""
-        assert self._gate is not None
         assert self._pulls is not None
+        gate = self._groups[flight.group].gate
         try:
             slot = await self._pulls.take_slot()
         except asyncio.CancelledError:
-            self._gate.release(pages)
+            gate.release(pages)
             raise
         if not session.up or session.draining:
             self._pulls.return_slot(slot)
-            self._gate.release(pages)
+            gate.release(pages)
             return None
         flight.prefill = session.node
         flight.times.begun = self._clock()
@@ -275,6 +282,7 @@ class NodeService:
             slot=slot,
             priority=flight.request.priority,
             traceparent=flight.request.traceparent,
+            group=flight.group,
         )
         try:
             outcome = await pull.outcome
@@ -320,8 +328,7 @@ class NodeService:
         return [session for session in self._peers.usable_prefills() if not session.draining]
 
     def _start_local(self, flight: Flight, pages: tuple[Run, ...]) -> None:
-        assert self._gate is not None
-        gate = self._gate
+        gate = self._groups[flight.group].gate
         flight.prefill = "local"
         flight.times.begun = self._clock()
         gate.pool.activate(pages)
@@ -336,9 +343,8 @@ class NodeService:
         release: Callable[[], None],
     ) -> None:
         """The sequence enters the schedule; `release` gives its pages back once it has left."""
-        assert self._steps is not None
-        steps = self._steps
-        sequence = Sequence(
+        steps = self._groups[flight.group].steps
+        sequence = schedule.Sequence(
             sequence=steps.next_sequence(),
             tokens=list(flight.request.prompt),
             prompt_tokens=len(flight.request.prompt),
@@ -350,7 +356,8 @@ class NodeService:
         steps.add(sequence, flight)
 
     def _on_end(self, flight: Flight) -> None:
-        self._flights.pop(flight, None)
+        if self._flights.pop(flight, flight) is None:
+            self._loads[flight.group] -= len(flight.request.prompt) + flight.request.max_tokens
         record = flight.record()
         self._records.add_request(record)
         event(

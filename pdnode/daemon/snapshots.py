@@ -132,12 +132,11 @@ class Snapshots:
     def _pages(self) -> form.Pages | None:
         if self._parts.engine is None:
             return None
-        gate = self._parts.engine.gate
-        counts = gate.pool.counts
+        counts = self._parts.engine.page_counts
         return form.Pages(
             total=sum(counts),
             used_ratio=self._parts.used_ratio,
-            quarantined_limit=gate.max_quarantined,
+            quarantined_limit=self._parts.engine.max_quarantined,
             **counts._asdict(),
         )
 

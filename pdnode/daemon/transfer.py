@@ -12,7 +12,7 @@ from pdnode.errors import DeviceMissing
 from pdnode.fabric._native import Fabric, FabricError
 from pdnode.fabric.engine import FabricEngine
 from pdnode.fabric.library import find_library
-from pdnode.messenger.push import SourceRegion
+from pdnode.messenger.groups import SourceRegion
 from pdnode.types import Role
 
 
@@ -30,12 +30,12 @@ class Transfer:
     def wake_fd(self) -> int:
         return self.fabric.wake_fd(self.group)
 
-    def add_memory(self, worker: Worker, geometry: KvGeometry) -> SourceRegion:
-        """Map a worker's region and counter page into the core."""
+    def add_memory(self, worker: Worker, geometry: KvGeometry) -> tuple[SourceRegion, ...]:
+        """Map the region of each rank of a TP group, and its counter page, into the core."""
         region = self.fabric.add_region(
             self.group, worker.region_fd, geometry.region_bytes, geometry.page_bytes
         )
-        return SourceRegion(region, self.fabric.add_counter(worker.counter_fd))
+        return (SourceRegion(region, self.fabric.add_counter(worker.counter_fd)),)
 
 
 def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:

@@ -97,7 +97,7 @@ class Watch:
     def _prompt_tokens(self) -> int:
         """Admitted here, or computed for others."""
         if self._parts.push is not None and self._parts.engine is not None:
-            return self._parts.engine.steps.figures.prefill_tokens
+            return self._parts.engine.figures.prefill_tokens
         return self._metrics.tokens_in
 
     def _sample_nics(self, now: float) -> None:

@@ -35,6 +35,8 @@ def check_dispatch(
         return f"context_slot: {frame.context_slot}, only -1 is supported"
     if frame.verify != "off":
         return f"verify: {frame.verify!r}, only 'off' is supported"
+    if frame.group >= session.groups:
+        return f"group: {frame.group}, this peer has 0 to {session.groups - 1}"
     problem = check_immediate(frame.immediate)
     return problem or _check_pages(frame, session.geometry.pages, geometry.pages_for(tokens))
 

@@ -79,7 +79,7 @@ class Identity:
 
     hello: wire.Hello
     nics: tuple[wire.NicAddress, ...]  # endpoint: where peers connect (prefill, FI_EP_MSG)
-    regions: Mapping[int, int]  # TP rank → fabric region that a peer may write to; decode only
+    regions: Mapping[int, int]  # rank → fabric region that a peer may write to; decode only
 
 
 class LinkOwner(Protocol):
@@ -341,6 +341,7 @@ class PeerLink:
             geometry=up.agreement.geometry,
             regions={rank: rank for rank in self._ranks},
             pairs=up.pairs,
+            groups=up.agreement.groups,
             outbox=self,
         )
 

@@ -6,7 +6,7 @@ whoever reads them (the schedule) calls `end`. Everything runs on the event loop
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ class Pull:
     request_id: str
     sent_pages: int  # the first of `pages`: what the peer fills
     outcome: asyncio.Future[Outcome]
+    group: int = 0  # of this node, that the pages belong to
     broken: Callable[[str], None] | None = None
     begun_at: float = 0.0
     complete_at: float = 0.0
@@ -74,7 +75,10 @@ class PullFigures:
 
 
 class PullMessenger:
-    """Decode side. `drop_link(session, text)` makes the peer manager lose and fence a session."""
+    """Decode side. `gates`: one per TP group of this node, all of `geometry`.
+
+    `drop_link(session, text)` makes the peer manager lose and fence a session.
+    """
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class PullMessenger:
         boot: BootId,
         geometry: KvGeometry,
         fabric: Fabric,
-        gate: PageGate,
+        gates: Sequence[PageGate],
         slots: SlotPool,
         peer: PeerConfig,
         drop_link: Callable[[PeerSession, str], None],
@@ -91,7 +95,7 @@ class PullMessenger:
         self._boot = boot
         self._geometry = geometry
         self._fabric = fabric
-        self._gate = gate
+        self._gates = gates
         self._slots = slots
         self._peer = peer
         self._drop_link = drop_link
@@ -129,6 +133,7 @@ class PullMessenger:
         slot: Slot,
         priority: int,
         traceparent: str = "",
+        group: int = 0,
     ) -> Pull:
         """Send `dispatch`. The pull owns `pages` and `slot` from here on. Prompt: ≥ 2 tokens."""
         assert len(prompt) >= 2
@@ -150,6 +155,7 @@ class PullMessenger:
             request_id,
             sent,
             asyncio.get_running_loop().create_future(),
+            group,
             begun_at=now,
         )
         self._pulls[key] = pull
@@ -167,6 +173,7 @@ class PullMessenger:
                 deadline_s=self._peer.request_stall_s,
                 priority=priority,
                 traceparent=traceparent,
+                group=group,
             )
         )
         self._apply(pull, grant.dispatched(now))
@@ -319,7 +326,7 @@ class PullMessenger:
                 case transfer.Lost():
                     self._lost(pull, effect)
                 case transfer.Quarantine():
-                    self._gate.pool.quarantine(pull.pages)
+                    self._gates[pull.group].pool.quarantine(pull.pages)
                 case transfer.Free():
                     self._free(pull)
                 case transfer.FencePairs(pairs=pairs):
@@ -332,7 +339,7 @@ class PullMessenger:
 
     def _complete(self, pull: Pull) -> None:
         pull.complete_at = self._clock()
-        self._gate.pool.activate(pull.pages)
+        self._gates[pull.group].pool.activate(pull.pages)
         self.figures.complete += 1
         moved = (
             pull.sent_pages * self._geometry.layers * self._geometry.page_bytes * self._geometry.tp
@@ -360,7 +367,7 @@ class PullMessenger:
             del self._by_slot[slot.slot]
             self._fabric.disarm(slot.slot)
             self.return_slot(slot)
-        self._gate.release(pull.pages)
+        self._gates[pull.group].release(pull.pages)
 
     def return_slot(self, slot: Slot) -> None:
         """A slot that is not armed goes back, or to who waits for one."""

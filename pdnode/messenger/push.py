@@ -1,14 +1,15 @@
 """The KV messenger of a prefill node: takes dispatches, follows the passes, pushes pages, drains.
 
-A dispatch becomes a `Push` and, once it has source pages, a sequence in the schedule that never
-samples. For each of its chunks the step loop calls `planned` before the pass runs (the layer
-programs go to the core) and `computed` after it. Everything runs on the event loop.
+A dispatch becomes a `Push` of the TP group with the fewest tokens waiting and, once it has source
+pages, a sequence in that group's schedule that never samples. For each of its chunks the step loop
+calls `planned` before the pass runs (the layer programs go to the core) and `computed` after it.
+Everything runs on the event loop.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pdnode.config import PeerConfig
 from pdnode.core import transfer, wire
@@ -19,7 +20,8 @@ from pdnode.core.schedule import Chunk
 from pdnode.core.transfer import FailCause
 from pdnode.fabric._native import Event, Fabric, FabricError
 from pdnode.messenger.dispatch import DispatchLimits, check_dispatch, check_immediate
-from pdnode.messenger.gate import PageGate, Ticket
+from pdnode.messenger.gate import Ticket
+from pdnode.messenger.groups import SourceGroup
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.log import event
 from pdnode.obs.records import LayerTimes, Records, TransferRecord
@@ -32,36 +34,12 @@ RETELL_RATIO = 0.25
 """A queued request hears that the queue moves this often in the time after which it is given up."""
 
 
-class Schedule(Protocol):
-    """What the messenger needs of the step loop."""
-
-    def begin_prefill(
-        self,
-        *,
-        tokens: list[int],
-        pages: tuple[Run, ...],
-        peer: str,
-        priority: int,
-        planned: Callable[[Chunk, int], None],
-        computed: Callable[[Chunk], None],
-    ) -> SequenceId: ...
-    def remove(self, sequence: SequenceId) -> None: ...
-    def waiting_tokens(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRegion:
-    """Where a rank's KV lives in the core: its region number and the counter its passes raise."""
-
-    region: int
-    counter: int
-
-
 @dataclass(slots=True, eq=False)
 class _Work:
     push: Push
     session: PeerSession
     dispatch: wire.Dispatch
+    group: SourceGroup
     destination: list[int]
     begun_at: float
     told_at: float  # when `accepted` was said last
@@ -104,21 +82,18 @@ class PushMessenger:
         geometry: KvGeometry,
         limits: DispatchLimits,
         fabric: Fabric,
-        regions: Sequence[SourceRegion],
-        gate: PageGate,
-        schedule: Schedule,
+        groups: Sequence[SourceGroup],
         peer: PeerConfig,
         drop_link: Callable[[PeerSession, str], None],
         records: Records,
         clock: Callable[[], float],
     ) -> None:
-        assert len(regions) == geometry.tp
+        assert groups
+        assert all(len(group.regions) == geometry.tp for group in groups)
         self._geometry = geometry
         self._limits = limits
         self._fabric = fabric
-        self._regions = regions
-        self._gate = gate
-        self._schedule = schedule
+        self._groups = groups
         self._peer = peer
         self._drop_link = drop_link
         self._records = records
@@ -148,8 +123,7 @@ class PushMessenger:
 
     def waiting_tokens(self) -> int:
         """Prompt tokens that wait for pages or for the schedule."""
-        gated = sum(len(w.dispatch.tokens) for w in self._work.values() if w.ticket is not None)
-        return gated + self._schedule.waiting_tokens()
+        return sum(map(self._load, self._groups))
 
     def tick(self) -> None:
         now = self._clock()
@@ -261,7 +235,8 @@ class PushMessenger:
             next_transfer=self._next_transfer,
         )
         destination = expand_runs(tuple(Run(run.start, run.count) for run in frame.pages))
-        work = _Work(push, session, frame, destination, now, now, self._chunks)
+        group = min(self._groups, key=lambda one: (self._load(one), -one.gate.pool.counts.free))
+        work = _Work(push, session, frame, group, destination, now, now, self._chunks)
         session.send(wire.Accepted(frame.key, len(self._work)))
         self._work[key] = work
         self.figures.accepted += 1
@@ -272,16 +247,16 @@ class PushMessenger:
             self._begin(work, pages)
 
         count = self._geometry.pages_for(len(frame.tokens))
-        ticket = self._gate.request(count, granted, key=session.node)
+        ticket = group.gate.request(count, granted, key=session.node)
         if ticket.waiting:
             work.ticket = ticket
 
     def _begin(self, work: _Work, pages: tuple[Run, ...]) -> None:
         """Source pages are there: the sequence enters the schedule."""
-        self._gate.pool.activate(pages)
+        work.group.gate.pool.activate(pages)
         work.pages = pages
         work.source = expand_runs(pages)
-        work.sequence = self._schedule.begin_prefill(
+        work.sequence = work.group.schedule.begin_prefill(
             tokens=work.dispatch.tokens,
             pages=pages,
             peer=work.session.node,
@@ -307,6 +282,15 @@ class PushMessenger:
     def _computed(self, work: _Work, chunk: Chunk) -> None:
         self._chunks += 1
         self._apply(work, work.push.pass_done(chunk.end, self._clock()))
+
+    def _load(self, group: SourceGroup) -> int:
+        """Prompt tokens that this group has yet to compute."""
+        gated = sum(
+            len(work.dispatch.tokens)
+            for work in self._work.values()
+            if work.group is group and work.ticket is not None
+        )
+        return gated + group.schedule.waiting_tokens()
 
     def _refuse(self, session: PeerSession, key: str, cause: FailCause, text: str) -> None:
         """Nothing of this key is or will be outstanding: say both at once."""
@@ -382,8 +366,9 @@ class PushMessenger:
     def _submit(self, work: _Work, effect: transfer.Submit) -> None:
         here, there = self._geometry, work.session.geometry
         numbers = work.chunks[effect.transfer]
+        first_rank = work.dispatch.group * there.tp
         for program in effect.programs:
-            source = self._regions[program.source_rank]
+            source = work.group.regions[program.source_rank]
             numbers.append(effect.chunk)
             self._fabric.submit(
                 effect.transfer,
@@ -394,7 +379,7 @@ class PushMessenger:
                 here.layer_stride,
                 here.page_bytes,
                 program.source_offset,
-                program.destination_rank,
+                first_rank + program.destination_rank,
                 there.layer_stride,
                 there.page_bytes,
                 program.destination_offset,
@@ -426,9 +411,9 @@ class PushMessenger:
         if work.ticket is not None:
             work.ticket.cancel()
             work.ticket = None
-            self._gate.pump()
+            work.group.gate.pump()
         if work.sequence is not None:
-            self._schedule.remove(work.sequence)
+            work.group.schedule.remove(work.sequence)
 
     def _free(self, work: _Work) -> None:
         del self._work[work.push.key]
@@ -453,7 +438,7 @@ class PushMessenger:
             outcome=record.outcome, bytes=record.bytes, total_s=record.total_s,
         )  # fmt: skip
         if work.pages:
-            self._gate.release(work.pages)
+            work.group.gate.release(work.pages)
 
     def _log(self, work: _Work, code: str, text: str, **fields: str | int | float) -> None:
         dispatch = work.dispatch

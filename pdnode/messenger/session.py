@@ -18,9 +18,10 @@ class PeerSession:
     boot: BootId
     role: Role
     hello: Hello
-    geometry: KvGeometry  # the peer's
+    geometry: KvGeometry  # of each of the peer's TP groups
     regions: Mapping[int, int]  # peer's rank → index for Fabric.submit; empty on a prefill's peer
     pairs: tuple[tuple[int, int], ...]  # connected (local NIC, remote NIC)
+    groups: int = 1  # TP groups of the peer
     draining: bool = False  # the peer said Drain
     rtt_s: float = 0.0
     last_heartbeat: Heartbeat | None = None

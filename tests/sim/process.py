@@ -23,10 +23,11 @@ from pdnode.daemon.service import NodeService
 from pdnode.daemon.steps import StepLoop
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.gate import PageGate
+from pdnode.messenger.groups import SourceGroup, SourceRegion
 from pdnode.messenger.peer_link import Identity
 from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
 from pdnode.messenger.pull import Pull, PullMessenger
-from pdnode.messenger.push import PushMessenger, SourceRegion
+from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
 from pdnode.types import BootId, Role, Run, TransferId, WhenNoPrefill, expand_runs
@@ -225,9 +226,13 @@ class Process:
             geometry=self.spec.geometry,
             limits=DispatchLimits(VOCABULARY, CONTEXT_TOKENS, MAX_WAITING),
             fabric=self.core,  # type: ignore[arg-type]
-            regions=[SourceRegion(rank, rank) for rank in range(self.spec.geometry.tp)],
-            gate=self.gate,
-            schedule=self.steps,
+            groups=[
+                SourceGroup(
+                    self.gate,
+                    self.steps,
+                    tuple(SourceRegion(rank, rank) for rank in range(self.spec.geometry.tp)),
+                )
+            ],
             peer=PEER,
             drop_link=self._drop_link,
             records=Records(),
@@ -239,7 +244,7 @@ class Process:
             boot=self.boot,
             geometry=self.spec.geometry,
             fabric=self.core,  # type: ignore[arg-type]
-            gate=self.gate,
+            gates=[self.gate],
             slots=self.slots,
             peer=PEER,
             drop_link=self._drop_link,
@@ -252,7 +257,7 @@ class Process:
         return pulls
 
     def _start(self) -> None:
-        self.service.start(gate=self.gate, steps=self.steps, peers=self.peers, pulls=self.pulls)
+        self.service.start(groups=[self], peers=self.peers, pulls=self.pulls)
         for work in (self._run_steps(), self._tick()):
             self.loop.create_task(work)
         self.peers.start()

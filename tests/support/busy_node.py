@@ -18,7 +18,7 @@ from pdnode.core.slots import SlotPool
 from pdnode.core.wire import Geometry as WireGeometry
 from pdnode.core.wire import Hello, NicAddress
 from pdnode.daemon.control import Control
-from pdnode.daemon.engine import Engine
+from pdnode.daemon.engine import Engine, Group
 from pdnode.daemon.observe import Observation
 from pdnode.daemon.reload import ConfigSource
 from pdnode.daemon.service import NodeService
@@ -199,7 +199,7 @@ def busy_node() -> BusyNode:
         boot=BootId("a" * 32),
         geometry=GEOMETRY,
         fabric=cast(Any, fabric),
-        gate=gate,
+        gates=[gate],
         slots=SlotPool(),
         peer=PeerConfig(),
         drop_link=lambda end, text: None,
@@ -209,10 +209,10 @@ def busy_node() -> BusyNode:
     steps = StepLoop(scheduler, cast(Any, None))
     peers = BusyPeers([_session(number) for number in range(PEERS)])
     parts = observation.parts
-    parts.engine = Engine(cast(Any, None), GEOMETRY, gate, steps)
+    parts.engine = Engine(GEOMETRY, (Group(cast(Any, None), gate, steps),))
     addresses = tuple(NicAddress(n, f"mlx5_{n}", b"") for n in range(NICS))
     speeds = {f"mlx5_{n}": 50e9 for n in range(NICS)}
     parts.transfer = Transfer(cast(Any, None), cast(Any, fabric), 0, addresses, speeds)
     parts.peers, parts.pull = cast(Any, peers), pulls
-    service.start(gate=gate, steps=steps, peers=peers, pulls=pulls)
+    service.start(groups=parts.engine.groups, peers=peers, pulls=pulls)
     return BusyNode(observation, control, service, pulls, fabric)

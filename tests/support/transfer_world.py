@@ -19,8 +19,9 @@ from pdnode.core.slots import SlotPool
 from pdnode.core.transfer import FailCause
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.gate import PageGate
+from pdnode.messenger.groups import SourceGroup, SourceRegion
 from pdnode.messenger.pull import Pull, PullMessenger
-from pdnode.messenger.push import PushMessenger, SourceRegion
+from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
 from pdnode.types import BootId, NodeId, Role, Run, SessionId, expand_runs
@@ -101,7 +102,7 @@ class World:
             boot=BootId("d"),
             geometry=here,
             fabric=self.fabric.target,
-            gate=self.decode_gate,
+            gates=[self.decode_gate],
             slots=self.slots,
             peer=peer,
             drop_link=self.drop_decode,
@@ -111,9 +112,13 @@ class World:
             geometry=there,
             limits=DispatchLimits(vocabulary=100, context_tokens=64, max_waiting=16),
             fabric=self.fabric.sender,
-            regions=[SourceRegion(0, 0)],
-            gate=PageGate(self.prefill_pool, max_quarantined=6),
-            schedule=self.engine,
+            groups=[
+                SourceGroup(
+                    PageGate(self.prefill_pool, max_quarantined=6),
+                    self.engine,
+                    (SourceRegion(0, 0),),
+                )
+            ],
             peer=peer,
             drop_link=self.drop_prefill,
             records=Records(),

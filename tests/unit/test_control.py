@@ -80,7 +80,7 @@ async def test_log_levels(node: BusyNode) -> None:
 async def test_quarantined_pages_are_a_warning_and_worse_above_the_limit(node: BusyNode) -> None:
     engine = node.observation.parts.engine
     assert engine is not None
-    pool = engine.gate.pool
+    pool = engine.groups[0].gate.pool
     codes = [one.code for one in node.control.conditions()]
     assert codes == ["W203"]  # of its peers
     pool.quarantine(pool.reserve(1024))

@@ -40,7 +40,7 @@ class Node:
             boot=BootId("dboot"),
             geometry=HERE,
             fabric=self.fabric,
-            gate=PageGate(self.pool, max_quarantined=16),
+            gates=[PageGate(self.pool, max_quarantined=16)],
             slots=self.slots,
             peer=PeerConfig(),
             drop_link=lambda end, text: self.dropped.append(text),

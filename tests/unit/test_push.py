@@ -8,7 +8,8 @@ from pdnode.core.pages import PagePool
 from pdnode.core.slots import Slot
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.gate import PageGate
-from pdnode.messenger.push import PushMessenger, SourceRegion
+from pdnode.messenger.groups import SourceGroup, SourceRegion
+from pdnode.messenger.push import PushMessenger
 from pdnode.obs.records import LayerTimes, Records
 from pdnode.types import Role
 from tests.support.messenger_parts import (
@@ -42,13 +43,12 @@ class Node:
             pairs=pairs or ((20, 10), (21, 11)),
             boot="dboot",
         )
+        gate = PageGate(self.pool, max_quarantined=8)
         self.push = PushMessenger(
             geometry=HERE,
             limits=DispatchLimits(vocabulary=100, context_tokens=40, max_waiting=max_waiting),
             fabric=self.fabric,
-            regions=[SourceRegion(region=2, counter=4)],
-            gate=PageGate(self.pool, max_quarantined=8),
-            schedule=self.schedule,
+            groups=[SourceGroup(gate, self.schedule, (SourceRegion(region=2, counter=4),))],
             peer=PeerConfig(),
             drop_link=lambda end, text: self.dropped.append(text),
             records=self.records,
