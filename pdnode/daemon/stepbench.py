@@ -30,8 +30,9 @@ from pdnode.engine.protocol import Drawn, Step, StepDone, ToDaemon
 from pdnode.fabric._native import Event, Fabric
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.gate import PageGate
+from pdnode.messenger.groups import SourceGroup, SourceRegion
 from pdnode.messenger.pull import PullMessenger
-from pdnode.messenger.push import PushMessenger, SourceRegion
+from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
 from pdnode.types import BootId, NodeId, Role, SessionId, WhenNoPrefill
@@ -95,6 +96,12 @@ class _Reached:
     slot: int
     generation: int
     kind: str = "reached"
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    gate: PageGate
+    steps: StepLoop
 
 
 @dataclass(slots=True)
@@ -178,7 +185,7 @@ async def _decode(requests: int, passes: int) -> tuple[_NullWorker, list[float]]
         boot=_BOOT,
         geometry=geometry,
         fabric=fabric,
-        gate=gate,
+        gates=[gate],
         slots=SlotPool(),
         peer=PeerConfig(),
         drop_link=_drop_link,
@@ -196,7 +203,7 @@ async def _decode(requests: int, passes: int) -> tuple[_NullWorker, list[float]]
     )
     worker = _NullWorker(passes)
     steps = StepLoop(_scheduler(requests), worker)
-    service.start(gate=gate, steps=steps, peers=_Peers(session), pulls=pulls)
+    service.start(groups=[_Group(gate, steps)], peers=_Peers(session), pulls=pulls)
     flights = [await service.submit(_request(number, output)) for number in range(requests)]
     while len(outbox.dispatches) < requests:
         await asyncio.sleep(0)
@@ -221,13 +228,12 @@ async def _prefill(requests: int, passes: int) -> _NullWorker:
     worker = _NullWorker(passes)
     steps = StepLoop(_scheduler(requests), worker)
     session = _session(geometry, Role.DECODE, _Outbox())
+    gate = PageGate(PagePool(geometry.pages), geometry.pages)
     pushes = PushMessenger(
         geometry=geometry,
         limits=DispatchLimits(VOCABULARY, CONTEXT_TOKENS, prompts),
         fabric=_fabric(),
-        regions=(SourceRegion(0, 0),),
-        gate=PageGate(PagePool(geometry.pages), geometry.pages),
-        schedule=steps,
+        groups=[SourceGroup(gate, steps, (SourceRegion(0, 0),))],
         peer=PeerConfig(),
         drop_link=_drop_link,
         records=Records(),
