@@ -37,7 +37,8 @@ class ModelConfig:
 class EngineConfig:
     device: str = "cpu"  # auto | cpu | cuda
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16 (auto: float32 on CPU)
-    threads: int = AUTO
+    tp: int = 1  # worker processes that share the model
+    threads: int = AUTO  # of each worker
     chunk_tokens: int = 512  # token budget of a pass; a multiple of page_tokens
     max_running: int = 64  # sequences in a pass
     max_waiting: int = 256  # requests that wait; one more is refused (429)

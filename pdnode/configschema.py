@@ -145,10 +145,17 @@ ENGINE = Table(
         ),
         Key("dtype", _DTYPES, AUTO_WORD, "Of weights and activations. auto: float32 on CPU."),
         Key(
+            "tp",
+            Integer(1, 64),
+            1,
+            "Tensor parallelism: worker processes that share the model, each with its part of "
+            "heads, weights and KV. May differ between peers. On CPU it is slower than 1.",
+        ),
+        Key(
             "threads",
             Integer(1, 1024, auto=True),
             AUTO_WORD,
-            "Threads of a worker. auto: cores of its NUMA node minus one, at least one.",
+            "Threads of a worker. auto: cores of its NUMA node minus one, over all workers.",
         ),
         Key(
             "chunk_tokens",

@@ -13,8 +13,8 @@ from pdnode.core.geometry import KvGeometry
 from pdnode.core.pages import PageCounts, PagePool
 from pdnode.core.schedule import Scheduler
 from pdnode.daemon.steps import StepFigures, StepLoop
-from pdnode.engine.client import Worker
-from pdnode.engine.protocol import Init, Loading, Ready
+from pdnode.engine.group import WorkerGroup
+from pdnode.engine.protocol import Init, Loading
 from pdnode.messenger.gate import PageGate
 from pdnode.obs.log import event
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class Group:
     """One TP group: the workers of its ranks, its KV pages, and the schedule over them."""
 
-    worker: Worker
+    worker: WorkerGroup
     gate: PageGate
     steps: StepLoop
 
@@ -87,13 +87,13 @@ async def start_engine(
 
     The first group says how many pages it has; the others have as many.
     """
-    workers: list[Worker] = []
+    workers: list[WorkerGroup] = []
     try:
         for _ in range(config.engine.dp):
             pages = workers[0].ready.pages if workers else 0
             init = _init(config, cpus, pages)
             workers.append(
-                await Worker.start(
+                await WorkerGroup.start(
                     init,
                     wake_fds=wake_fds,
                     on_loading=on_loading,
@@ -103,7 +103,7 @@ async def start_engine(
     except BaseException:
         await asyncio.gather(*(worker.close() for worker in workers))
         raise
-    geometry = geometry_of(workers[0].ready)
+    geometry = workers[0].geometry
     if init.huge_pages and workers[0].ready.memory_page_bytes <= mmap.PAGESIZE:
         event(
             _log, logging.WARNING, "kv.small_pages",
@@ -116,16 +116,19 @@ async def start_engine(
 
 def _init(config: Config, cpus: Sequence[int], pages: int) -> Init:
     dtype, kv_dtype = dtypes(config)
+    tp = config.engine.tp
     return Init(
         model_path=str(config.model.path),
         dtype=dtype,
         kv_dtype=kv_dtype,
         page_tokens=page_tokens(config),
         pages=pages,
-        pool_bytes=config.kv.pool_bytes,
+        pool_bytes=config.kv.pool_bytes // tp,
         threads=config.engine.threads,
         max_batch_tokens=_scheduler(config).max_pass_tokens,
         cpus=tuple(cpus),
+        tp=tp,
+        sharers=tp * config.engine.dp,
         huge_pages=config.fabric.provider in PINNING_PROVIDERS,
     )
 
@@ -138,20 +141,7 @@ def _scheduler(config: Config) -> Scheduler:
     )
 
 
-def _group(config: Config, worker: Worker, geometry: KvGeometry) -> Group:
+def _group(config: Config, worker: WorkerGroup, geometry: KvGeometry) -> Group:
     quarantined = int(config.kv.max_quarantined_ratio * geometry.pages)
     gate = PageGate(PagePool(geometry.pages), quarantined)
     return Group(worker, gate, StepLoop(_scheduler(config), worker))
-
-
-def geometry_of(ready: Ready) -> KvGeometry:
-    return KvGeometry(
-        kind=ready.kind,
-        layers=ready.layers,
-        kv_heads=ready.kv_heads,
-        head_dim=ready.head_dim,
-        page_tokens=ready.page_tokens,
-        dtype=ready.dtype,
-        tp=1,
-        pages=ready.pages,
-    )

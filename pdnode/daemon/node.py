@@ -68,6 +68,8 @@ class Node:
         self._source = source
         self._boot = BootId(os.urandom(16).hex())
         self._model = load_config(config.model.path)
+        if problems := self._model.tp_problems(config.engine.tp):
+            raise ConfigError(problems)
         self._tokenizer = Tokenizer.load(config.model.path)
         self._records = Records()
         self._stop = asyncio.Event()

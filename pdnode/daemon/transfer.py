@@ -7,7 +7,7 @@ from pathlib import Path
 from pdnode.config import Config, NicConfig
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.wire import NicAddress
-from pdnode.engine.client import Worker
+from pdnode.engine.group import WorkerGroup
 from pdnode.errors import DeviceMissing
 from pdnode.fabric._native import Fabric, FabricError
 from pdnode.fabric.engine import FabricEngine
@@ -30,12 +30,19 @@ class Transfer:
     def wake_fd(self) -> int:
         return self.fabric.wake_fd(self.group)
 
-    def add_memory(self, worker: Worker, geometry: KvGeometry) -> tuple[SourceRegion, ...]:
-        """Map the region of each rank of a TP group, and its counter page, into the core."""
-        region = self.fabric.add_region(
-            self.group, worker.region_fd, geometry.region_bytes, geometry.page_bytes
+    def add_memory(self, worker: WorkerGroup, geometry: KvGeometry) -> tuple[SourceRegion, ...]:
+        """Map the region of each rank of a TP group, and the leader's counter page, into the core.
+
+        One counter for all: it rises once the layer's KV is final on every rank.
+        """
+        counter = self.fabric.add_counter(worker.counter_fd)
+        return tuple(
+            SourceRegion(
+                self.fabric.add_region(self.group, fd, geometry.region_bytes, geometry.page_bytes),
+                counter,
+            )
+            for fd in worker.region_fds
         )
-        return (SourceRegion(region, self.fabric.add_counter(worker.counter_fd)),)
 
 
 def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:

@@ -30,7 +30,7 @@ class Segment:
 
 
 class AttentionBackend(Protocol):
-    """A back end over one rank's pages. `run` is models.llama.PassAttention."""
+    """A back end over one rank's pages. `run` is models.gqa.PassAttention."""
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """Prepare a pass: everything that is equal for all layers. Called before each pass."""

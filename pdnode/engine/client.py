@@ -1,4 +1,7 @@
-"""The daemon's side of a worker process: start it, run steps, notice its end. Imports no torch."""
+"""The daemon's side of one worker process: start it, run steps, notice its end. No torch.
+
+engine.group joins the workers of a TP group.
+"""
 
 import asyncio
 import contextlib
@@ -45,10 +48,11 @@ class Worker:
     layers: a step's `base` must equal it, and `step` adds to it.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: FrameStream) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stream: FrameStream, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._stream = stream
+        self._name = name
         self._decoder = msgspec.msgpack.Decoder(ToDaemon)
         self._pidfd = os.pidfd_open(process.pid)
         self._loop.add_reader(self._pidfd, self._exited)
@@ -71,11 +75,11 @@ class Worker:
     ) -> Self:
         """Start a process and wait until its model is loaded.
 
-        `wake_fds`: eventfds of the transfer core's threads, which raising a layer wakes; they stay
-        open here. `init.threads` 0: one per CPU of `init.cpus`, else `default_threads`. Must be
-        called on the main thread: the kernel kills the worker when the *thread* that started it
-        ends. The start itself blocks the loop for some milliseconds. EngineDied if the process ends
-        or `timeout_s` passes first.
+        `wake_fds`: eventfds of the transfer core's threads, which raising a layer wakes, and in a
+        group what Init says; they stay open here. `init.threads` 0: one per CPU of `init.cpus`,
+        else `default_threads`. Must be called on the main thread: the kernel kills the worker when
+        the *thread* that started it ends. The start itself blocks the loop for some milliseconds.
+        EngineDied if the process ends or `timeout_s` passes first.
         """
         assert threading.current_thread() is threading.main_thread()
         if not init.threads:
@@ -96,7 +100,10 @@ class Worker:
             except OSError as error:
                 ours.close()
                 raise EngineDied(f"worker: {python} cannot be started: {error}") from error
-        worker = cls(process, FrameStream(ours, max_bytes=MAX_FRAME_BYTES))
+        name = f"worker {process.pid}"
+        if init.tp > 1:
+            name = f"{name}, rank {init.rank} of {init.tp},"
+        worker = cls(process, FrameStream(ours, max_bytes=MAX_FRAME_BYTES), name)
         try:
             async with asyncio.timeout(timeout_s):
                 await worker._load(init, wake_fds, on_loading)
@@ -141,9 +148,14 @@ class Worker:
         self.base += self.ready.layers
         answer, _ = await self._receive()
         if not isinstance(answer, StepDone) or answer.pass_id != step.pass_id:
-            raise EngineDied(f"worker: answers {type(answer).__name__} to pass {step.pass_id}")
+            raise await self._refuse(f"answers {type(answer).__name__} to pass {step.pass_id}")
         self._stepping = False
         return answer
+
+    def kill(self) -> None:
+        """End the process without asking it; `died` follows. Idempotent."""
+        if not self.died.done():
+            self._process.kill()
 
     async def close(self) -> None:
         """Ask the process to end, kill it after a few seconds, reap it, close all. Idempotent."""
@@ -176,7 +188,7 @@ class Worker:
                 continue
             if not isinstance(frame, Ready) or len(self._fds) != 2:
                 text = f"answers {type(frame).__name__} with {len(self._fds)} descriptors to init"
-                raise EngineDied(f"worker: {text}")
+                raise await self._refuse(text)
             self._ready = frame
             return
 
@@ -191,13 +203,18 @@ class Worker:
             received = await self._stream.receive()
             frame = None if received is None else self._decoder.decode(received.payload)
         except (FrameError, msgspec.DecodeError) as error:
-            self._process.kill()
-            raise EngineDied(f"worker: {error}") from error
+            raise await self._refuse(str(error)) from error
         if isinstance(frame, WorkerError):
             self._last_words = frame.text
         if received is None or frame is None or isinstance(frame, WorkerError):
             raise await self._end()
         return frame, received.fds
+
+    async def _refuse(self, what: str) -> EngineDied:
+        """End a process that says what it must not."""
+        self._last_words = what
+        self._process.kill()
+        return await self.died
 
     async def _end(self) -> EngineDied:
         """The reason of the process's end, which has begun: its side of the socket is closed."""
@@ -219,4 +236,4 @@ class Worker:
                 if isinstance(frame, WorkerError):
                     self._last_words = frame.text
         said = f": {self._last_words}" if self._last_words else ""
-        self.died.set_result(EngineDied(f"worker {self._process.pid} {how}{said}"))
+        self.died.set_result(EngineDied(f"{self._name} {how}{said}"))

@@ -1,8 +1,10 @@
 """Frames between the daemon and a worker, over a SOCK_STREAM unix socket.
 
 A frame is a little-endian u32 length and a MessagePack struct. Descriptors travel only at start:
-the daemon's `Init` carries the wake eventfds of the transfer core's threads, the worker's `Ready`
-carries its region memfd and its counter page. One step is in flight at a time. Imports no torch.
+the daemon's `Init` carries the wake eventfds of the transfer core's threads, and in a group of
+several ranks the memfd over which they meet, as the last one; a worker's `Ready` carries its region
+memfd and its counter page. One step is in flight at a time. Every rank of a group gets every step
+and answers it; rank 0 alone draws, scores and raises its layer counter. Imports no torch.
 """
 
 import msgspec
@@ -27,6 +29,9 @@ class Init(Frame, frozen=True, tag="init"):
     dtype: str = ""  # of the weights; empty: as kv_dtype
     cpus: tuple[int, ...] = ()  # that the worker keeps to; empty: all of the daemon's
     huge_pages: bool = False  # for KV memory that a NIC pins, where the host has them
+    rank: int = 0  # of the TP group
+    tp: int = 1
+    sharers: int = 1  # workers of this node: an automatic pool is shared among them
 
 
 class Ready(Frame, frozen=True, tag="ready"):
@@ -43,6 +48,7 @@ class Ready(Frame, frozen=True, tag="ready"):
     context_tokens: int
     load_s: float
     memory_page_bytes: int = 4096  # the kernel's, of the KV memory
+    tp: int = 1  # all ranks of a group have the same geometry
 
 
 class Loading(Frame, frozen=True, tag="loading"):
@@ -129,7 +135,7 @@ class Scored(msgspec.Struct, frozen=True, array_like=True):
 
 class StepDone(Frame, frozen=True, tag="step_done"):
     """`drawn` has one entry per sequence with sampling, in the order of the step; `scored` one
-    per sequence with scoring."""
+    per sequence with scoring. Both are empty from ranks other than 0."""
 
     pass_id: int
     drawn: list[Drawn]

@@ -9,11 +9,13 @@ from pdnode.core.geometry import KvGeometry
 from pdnode.engine.attention import AttentionBackend, Segment
 from pdnode.engine.protocol import Drawn, Scored, SequenceStep, Step, StepDone
 from pdnode.engine.sampler import sample, score
-from pdnode.models.llama import Llama
+from pdnode.models.decoder import Decoder
 
 
 class Runner:
     """One rank's model over its pages. One step at a time; any error in it is a programmer's.
+
+    Every rank computes the logits, which are joined; rank 0 alone draws, and answers for all.
 
     `launched` is the running total of layers of all passes: what the layer counter shows when none
     is running. It is never read back from the counter.
@@ -21,7 +23,7 @@ class Runner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         attention: AttentionBackend,
         geometry: KvGeometry,
         layer_done: Callable[[], None],
@@ -31,6 +33,7 @@ class Runner:
         self._attention = attention
         self._geometry = geometry
         self._layer_done = layer_done
+        self._leads = model.ranks.rank == 0
         self._tables: dict[int, list[int]] = {}
         self.launched = 0
 
@@ -79,7 +82,9 @@ class Runner:
         if not rows:
             return []
         logits = iter(self._model.logits(hidden[rows]))
-        drawn = []
+        drawn: list[Drawn] = []
+        if not self._leads:
+            return drawn
         for part in step.sequences:
             if part.sampling is not None:
                 token, logprob, top = sample(next(logits), part.sampling)
@@ -95,6 +100,7 @@ class Runner:
                 assert len(scoring.targets) <= len(part.tokens), "targets without rows"
                 rows = hidden[first : first + len(scoring.targets)]
                 found = score(rows, scoring.targets, scoring.top, self._model.logits)
-                scored.append(Scored(part.sequence, *found))
+                if self._leads:
+                    scored.append(Scored(part.sequence, *found))
             first += len(part.tokens)
         return scored

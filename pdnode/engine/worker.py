@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -36,15 +36,17 @@ from pdnode.engine.protocol import (
     ToWorker,
     WorkerError,
 )
+from pdnode.engine.ranks import join
 from pdnode.engine.runner import Runner
 from pdnode.errors import ConfigError, PdnodeError, Problem
 from pdnode.fabric._native import LayerCounter
 from pdnode.memory.handover import FrameError, close_fds, receive_frame, send_frame
 from pdnode.memory.layout import TORCH_DTYPES, region_views
 from pdnode.memory.region import MemfdRegion, available_bytes
-from pdnode.models.config import ModelConfig, load_config
-from pdnode.models.llama import Llama
-from pdnode.models.loader import load_weights
+from pdnode.models.config import load_config
+from pdnode.models.decoder import Decoder
+from pdnode.models.loader import load_model
+from pdnode.models.ranks import Alone, Ranks
 
 # Of the free memory, where the daemon names no size: leaves room for a second node on the host,
 # for activations and for everything that is not ours.
@@ -81,25 +83,11 @@ class Engine:
     ready: Ready
 
 
-def geometry_of(config: ModelConfig, *, dtype: str, page_tokens: int, pages: int) -> KvGeometry:
-    """KV geometry of a model on a single rank."""
-    return KvGeometry(
-        kind="gqa",
-        layers=config.layers,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        page_tokens=page_tokens,
-        dtype=dtype,
-        tp=1,
-        pages=pages,
-    )
-
-
 def choose_pages(init: Init, one_page: KvGeometry) -> int:
     """Pages of the pool: as many as `init` says, or fit into the bytes it says or leaves to us."""
     if init.pages:
         return init.pages
-    pool_bytes = init.pool_bytes or int(available_bytes() * AUTO_POOL_RATIO)
+    pool_bytes = init.pool_bytes or int(available_bytes() * AUTO_POOL_RATIO / init.sharers)
     pages = pool_bytes // one_page.region_bytes
     if pages == 0:
         text = f"{pool_bytes} bytes hold no page; one takes {one_page.region_bytes}"
@@ -108,7 +96,10 @@ def choose_pages(init: Init, one_page: KvGeometry) -> int:
 
 
 def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
-    """Load the model, run a warm-up pass, allocate region and counter page."""
+    """Meet the other ranks, load the model, run a warm-up pass, allocate region and counter page.
+
+    `wake_fds`: as Init says; they stay open.
+    """
     began = time.perf_counter()
     if init.cpus:  # before the first parallel section: its threads inherit this
         os.sched_setaffinity(0, init.cpus)
@@ -125,18 +116,22 @@ def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
     def progress(ratio: float) -> None:
         channel.send(Loading(0.9 * ratio, "weights"))
 
+    if problems := config.tp_problems(init.tp):
+        raise ConfigError(problems)
+    ranks: Ranks = Alone()
+    if init.tp > 1:
+        store_fd = wake_fds.pop()
+        ranks = join(rank=init.rank, tp=init.tp, store_fd=store_fd)
+        close_fds([store_fd])
     channel.send(Loading(0.0, "weights"))
-    model = Llama(config, load_weights(path, config, dtype, _thinned(progress)))
+    model = load_model(path, config, dtype, ranks=ranks, progress=_thinned(progress))
     channel.send(Loading(0.9, "warm-up"))
-    one_page = geometry_of(config, dtype=init.kv_dtype, page_tokens=init.page_tokens, pages=1)
+    one_page = config.kv_geometry(
+        tp=init.tp, page_tokens=init.page_tokens, dtype=init.kv_dtype, pages=1
+    )
     warm_up(model, one_page, dtype, tokens=min(_WARM_UP_TOKENS, init.max_batch_tokens))
     channel.send(Loading(0.95, "memory"))
-    geometry = geometry_of(
-        config,
-        dtype=init.kv_dtype,
-        page_tokens=init.page_tokens,
-        pages=choose_pages(init, one_page),
-    )
+    geometry = replace(one_page, pages=ranks.least(choose_pages(init, one_page)))
     region = MemfdRegion.create("pdnode-kv", geometry.region_bytes, huge_pages=init.huge_pages)
     counter_page = MemfdRegion.create("pdnode-counter", COUNTER_PAGE_BYTES)
     counter = LayerCounter(counter_page.fd, wake_fds)
@@ -153,18 +148,22 @@ def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
         context_tokens=config.context_tokens,
         load_s=time.perf_counter() - began,
         memory_page_bytes=region.memory_page_bytes,
+        tp=geometry.tp,
     )
-    runner = Runner(model, attention, geometry, counter.raise_layer)
+    raise_layer = counter.raise_layer if init.rank == 0 else _nothing
+    runner = Runner(model, attention, geometry, raise_layer)
     return Engine(runner, region, counter_page, ready)
 
 
-def warm_up(model: Llama, one_page: KvGeometry, dtype: torch.dtype, tokens: int) -> None:
+def _nothing() -> None:
+    """What ranks other than the leader do after a layer: its sum over the ranks speaks for all."""
+
+
+def warm_up(model: Decoder, one_page: KvGeometry, dtype: torch.dtype, tokens: int) -> None:
     """A prefill and a decode step in memory of their own: the first request finds all paged in."""
     tokens = min(tokens, model.config.context_tokens - 1)
     pages = one_page.pages_for(tokens + 1)
-    geometry = geometry_of(
-        model.config, dtype=one_page.dtype, page_tokens=one_page.page_tokens, pages=pages
-    )
+    geometry = replace(one_page, pages=pages)
     scratch = torch.zeros(geometry.region_bytes, dtype=torch.uint8)
     attention = TorchAttention(region_views(scratch, geometry), geometry, dtype)
     runner = Runner(model, attention, geometry, lambda: None)

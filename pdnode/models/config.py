@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdnode.core.geometry import KvGeometry
 from pdnode.errors import ConfigError, Problem
+from pdnode.models.parts import part_of
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 _MAX_CONFIG_BYTES = 4 << 20
@@ -43,6 +45,32 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     dtype: str  # of the checkpoint
+    qk_norm: bool = False
+
+    def kv_geometry(
+        self, *, tp: int = 1, page_tokens: int = 1, dtype: str = "float32", pages: int = 1
+    ) -> KvGeometry:
+        """How `tp` ranks keep this model's KV; `tp` has passed `tp_problems`."""
+        return KvGeometry(
+            kind="gqa",
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            page_tokens=page_tokens,
+            dtype=dtype,
+            tp=tp,
+            pages=pages,
+        )
+
+    def tp_problems(self, tp: int) -> list[Problem]:
+        """Why this model cannot be cut over `tp` ranks, with both numbers; empty if it can."""
+        cut = (("attention heads", self.heads), ("intermediate_size", self.intermediate))
+        found = [f"{what} {number} is no multiple of {tp}" for what, number in cut if number % tp]
+        if self.kv_heads % tp and tp % self.kv_heads:
+            found.append(f"{self.kv_heads} KV heads can be neither cut nor copied over {tp} ranks")
+        if not part_of(self.vocabulary, rank=tp - 1, tp=tp):
+            found.append(f"a vocabulary of {self.vocabulary} leaves one of {tp} ranks without")
+        return [Problem("[engine] tp", text) for text in found]
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -1,7 +1,8 @@
-"""Weights from the safetensors files of a Hugging Face directory."""
+"""Weights from the safetensors files of a Hugging Face directory: each rank reads its part only."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -9,70 +10,62 @@ from torch import Tensor
 
 from pdnode.errors import ConfigError, Problem
 from pdnode.models.config import ModelConfig
-from pdnode.models.llama import LayerWeights, LlamaWeights
+from pdnode.models.decoder import Decoder, wanted_tensors
+from pdnode.models.ranks import Alone, Ranks
+from pdnode.models.tensors import Wanted
 from pdnode.models.weight_files import weight_files
 
 _SHOWN = 5  # tensor names in one message
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of `config` has."""
-    query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    hidden, inner = config.hidden, config.intermediate
-    linear = {
-        "self_attn.q_proj": (query, hidden, config.attention_bias),
-        "self_attn.k_proj": (kv, hidden, config.attention_bias),
-        "self_attn.v_proj": (kv, hidden, config.attention_bias),
-        "self_attn.o_proj": (hidden, query, config.attention_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocabulary, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocabulary, hidden)
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}."
-        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-        for name, (rows, columns, bias) in linear.items():
-            shapes[f"{prefix}{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{prefix}{name}.bias"] = (rows,)
-    return shapes
-
-
-def load_weights(
+def load_model(
     model_path: Path,
     config: ModelConfig,
     dtype: torch.dtype,
+    *,
+    ranks: Ranks | None = None,
     progress: Callable[[float], None] = lambda _: None,
-) -> LlamaWeights:
-    """Read, check and join the weights as `dtype`. `progress` gets the share read, 0..1.
+) -> Decoder:
+    """Read, check and join this rank's weights as `dtype`. `progress` gets the share read, 0..1.
 
-    ConfigError names tensors that are missing, unexpected, or not shaped as config.json says.
+    ConfigError names tensors that are missing, unexpected, or not shaped as config.json says, and
+    sizes that `ranks` cannot share.
     """
-    expected = expected_shapes(config)
+    ranks = ranks or Alone()
+    if problems := config.tp_problems(ranks.tp):
+        raise ConfigError(problems)
+    wanted = wanted_tensors(config, ranks)
+    tensors = _read_all(model_path, config, wanted, dtype, progress)
+    # What is joined with others is dropped as it is joined.
+    return Decoder(config, tensors.pop, ranks)
+
+
+def _read_all(
+    model_path: Path,
+    config: ModelConfig,
+    wanted: dict[str, Wanted],
+    dtype: torch.dtype,
+    progress: Callable[[float], None],
+) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     unexpected: list[str] = []
     problems: list[Problem] = []
-    for name, tensor in _read(weight_files(model_path)):
-        if name not in expected:
+    for name, stored in _stored(weight_files(model_path)):
+        if name not in wanted:
             # Some checkpoints store the tied head again, or the fixed rotary frequencies.
             tied = name == "lm_head.weight" and config.tied_embeddings
             if not tied and not name.endswith("rotary_emb.inv_freq"):
                 unexpected.append(name)
             continue
-        if tensor.shape != expected[name]:
-            text = f"has shape {list(tensor.shape)}, config.json asks for {list(expected[name])}"
+        shape = tuple(stored.get_shape())
+        if shape != wanted[name].shape:
+            text = f"has shape {list(shape)}, config.json asks for {list(wanted[name].shape)}"
             problems.append(Problem(f"tensor {name}", text))
-        tensors[name] = tensor.to(dtype)
-        progress(len(tensors) / len(expected))
+            shape = ()
+        tensors[name] = _part(stored, wanted[name], dtype) if shape else torch.empty(0)
+        progress(len(tensors) / len(wanted))
     for what, names in (
-        ("missing", sorted(expected.keys() - tensors.keys())),
+        ("missing", sorted(wanted.keys() - tensors.keys())),
         ("unexpected", sorted(unexpected)),
     ):
         if names:
@@ -81,54 +74,23 @@ def load_weights(
             problems.append(Problem(str(model_path), text))
     if problems:
         raise ConfigError(problems)
-    return _assemble(tensors, config)
+    return tensors
 
 
-def _read(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+# safetensors has no types: a handle on a stored tensor has get_shape and reads what [...] asks for.
+def _stored(files: list[Path]) -> Iterator[tuple[str, Any]]:
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a mapping
-                    yield name, file.get_tensor(name)
+                    yield name, file.get_slice(name)
         except (SafetensorError, OSError) as error:
             raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
 
 
-def _assemble(tensors: dict[str, Tensor], config: ModelConfig) -> LlamaWeights:
-    """Join what is multiplied together; parts are dropped as they are joined."""
-
-    def joined(prefix: str, kind: str, *names: str) -> Tensor | None:
-        parts = [tensors.pop(f"{prefix}{name}.{kind}", None) for name in names]
-        present = [part for part in parts if part is not None]
-        return torch.cat(present) if len(present) > 1 else present[0] if present else None
-
-    def weight(prefix: str, *names: str) -> Tensor:
-        tensor = joined(prefix, "weight", *names)
-        assert tensor is not None
-        return tensor
-
-    layers = []
-    for number in range(config.layers):
-        prefix = f"model.layers.{number}."
-        qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        layers.append(
-            LayerWeights(
-                input_norm=weight(prefix, "input_layernorm"),
-                qkv=weight(prefix, *qkv),
-                qkv_bias=joined(prefix, "bias", *qkv),
-                output=weight(prefix, "self_attn.o_proj"),
-                output_bias=joined(prefix, "bias", "self_attn.o_proj"),
-                mlp_norm=weight(prefix, "post_attention_layernorm"),
-                gate_up=weight(prefix, "mlp.gate_proj", "mlp.up_proj"),
-                gate_up_bias=joined(prefix, "bias", "mlp.gate_proj", "mlp.up_proj"),
-                down=weight(prefix, "mlp.down_proj"),
-                down_bias=joined(prefix, "bias", "mlp.down_proj"),
-            )
-        )
-    embedding = weight("model.", "embed_tokens")
-    return LlamaWeights(
-        embedding=embedding,
-        layers=tuple(layers),
-        norm=weight("model.", "norm"),
-        head=embedding if config.tied_embeddings else weight("", "lm_head"),
-    )
+def _part(stored: Any, wanted: Wanted, dtype: torch.dtype) -> Tensor:  # noqa: ANN401
+    index: list[slice] = [slice(None)] * len(wanted.shape)
+    if wanted.part is not None:
+        index[wanted.dim] = slice(wanted.part.start, wanted.part.stop)
+    found: Tensor = stored[tuple(index)]
+    return found.to(torch.float32 if wanted.exact else dtype)

@@ -8,7 +8,8 @@ import torch
 
 from pdnode.engine.protocol import SequenceStep
 from pdnode.models.config import RopeScaling
-from pdnode.models.llama import inverse_frequencies
+from pdnode.models.mlp import Mlp
+from pdnode.models.rope import inverse_frequencies
 from tests.support.local_engine import GREEDY, LocalEngine, load_model
 from tests.support.tiny_model import write_tiny_llama
 
@@ -108,8 +109,8 @@ def test_a_pass_that_draws_nothing_ends_with_the_last_keys_and_values(
     """A prefill node's pass: what follows the last raise is of no use to anyone."""
     engine = LocalEngine(load_model(write_tiny_llama(tmp_path)))
     calls: list[str] = []
-    mlp = engine.model._mlp
-    monkeypatch.setattr(engine.model, "_mlp", lambda *of: calls.append("mlp") or mlp(*of))
+    run = Mlp.run
+    monkeypatch.setattr(Mlp, "run", lambda *of: calls.append("mlp") or run(*of))
     layers = engine.model.config.layers
     engine.step([SequenceStep(1, 0, list(range(3, 35)), engine.take(57), None)])
     assert len(calls) == layers - 1

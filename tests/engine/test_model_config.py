@@ -145,3 +145,31 @@ def test_files_that_are_no_config_are_named(tmp_path: Path) -> None:
         load_config(tmp_path)
     path.write_text(json.dumps(BASE))
     assert load_config(tmp_path).layers == 3
+
+
+@pytest.mark.parametrize(
+    ("tp", "texts"),
+    [
+        (1, []),
+        (2, []),
+        (4, []),
+        (
+            3,
+            [
+                "attention heads 4 is no multiple of 3",
+                "intermediate_size 128 is no multiple of 3",
+                "2 KV heads can be neither cut nor copied over 3 ranks",
+            ],
+        ),
+        (8, ["attention heads 4 is no multiple of 8"]),
+    ],
+)
+def test_what_a_tp_group_cannot_share_is_named_with_both_numbers(tp: int, texts: list[str]) -> None:
+    assert [problem.text for problem in parse_config(BASE).tp_problems(tp)] == texts
+
+
+def test_every_rank_has_a_part_of_the_vocabulary() -> None:
+    """Ranks take 2 rows each: of 5 none is left for the last of four, of 7 there is one."""
+    assert not parse_config(BASE | {"vocab_size": 7}).tp_problems(4)
+    (problem,) = parse_config(BASE | {"vocab_size": 5}).tp_problems(4)
+    assert problem.text == "a vocabulary of 5 leaves one of 4 ranks without"

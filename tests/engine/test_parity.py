@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pdnode.engine.protocol import SequenceStep
-from pdnode.models.llama import Llama
+from pdnode.models.decoder import Decoder
 from tests.support.local_engine import GREEDY, LocalEngine, load_model
 from tests.support.model import smollm2_dir
 from tests.support.reference import Case, load_reference
@@ -15,7 +15,7 @@ RAGGED = (1, 2, 15, 16, 17, 65, 197, 513)
 
 
 @pytest.fixture(scope="module")
-def model() -> Llama:
+def model() -> Decoder:
     return load_model(smollm2_dir())
 
 
@@ -26,7 +26,7 @@ def test_the_model_is_the_one_the_reference_was_made_with() -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 512, 64, 7 * 16])
-def test_ragged_batch_in_chunks(model: Llama, chunk: int | None) -> None:
+def test_ragged_batch_in_chunks(model: Decoder, chunk: int | None) -> None:
     cases = [load_reference().grid[size] for size in RAGGED]
     engine = LocalEngine(model, pages=128)
     count = 32 if chunk == 64 else 16
@@ -35,7 +35,7 @@ def test_ragged_batch_in_chunks(model: Llama, chunk: int | None) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 16, 17, 63, 64, 197, 1500])
-def test_decode_on_imported_pages(model: Llama, size: int) -> None:
+def test_decode_on_imported_pages(model: Decoder, size: int) -> None:
     """Prefill in one region without the last token, its pages copied into another one."""
     case = load_reference().grid[size]
     source = LocalEngine(model, pages=100, seed=1)
@@ -56,7 +56,7 @@ def test_decode_on_imported_pages(model: Llama, size: int) -> None:
     assert target.raised == 30 * count
 
 
-def test_long_text_beside_a_running_stream(model: Llama) -> None:
+def test_long_text_beside_a_running_stream(model: Decoder) -> None:
     """A stream decodes while 1,541 tokens arrive in chunks of 512: neither disturbs the other."""
     long, short = load_reference().grid[1541], load_reference().grid[17]
     engine = LocalEngine(model, pages=140)
@@ -64,7 +64,7 @@ def test_long_text_beside_a_running_stream(model: Llama) -> None:
     assert found == [long.tokens[:8], short.tokens[:8]]
 
 
-def test_the_set_agrees_in_its_first_tokens(model: Llama) -> None:
+def test_the_set_agrees_in_its_first_tokens(model: Decoder) -> None:
     cases: list[Case] = load_reference().prompts[:8]
     engine = LocalEngine(model, pages=256)
     found = engine.generate([case.prompt for case in cases], 16, 128)

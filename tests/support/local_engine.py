@@ -13,22 +13,21 @@ from pdnode.engine.protocol import Drawn, Sampling, SequenceStep, Step
 from pdnode.engine.runner import Runner
 from pdnode.memory.layout import TORCH_DTYPES, region_views
 from pdnode.models.config import load_config
-from pdnode.models.llama import Llama
-from pdnode.models.loader import load_weights
+from pdnode.models.decoder import Decoder
+from pdnode.models.loader import load_model as load_decoder
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, draw=0, banned=[])
 
 
-def load_model(path: Path, dtype: str = "float32") -> Llama:
-    config = load_config(path)
-    return Llama(config, load_weights(path, config, TORCH_DTYPES[dtype]))
+def load_model(path: Path, dtype: str = "float32") -> Decoder:
+    return load_decoder(path, load_config(path), TORCH_DTYPES[dtype])
 
 
 @dataclass(slots=True)
 class LocalEngine:
     """Runs steps of `model` over `pages` pages that are handed out in random order."""
 
-    model: Llama
+    model: Decoder
     pages: int = 512
     page_tokens: int = 16
     dtype: str = "float32"
@@ -42,16 +41,8 @@ class LocalEngine:
     _sequences: int = 0
 
     def __post_init__(self) -> None:
-        config = self.model.config
-        self.geometry = KvGeometry(
-            kind="gqa",
-            layers=config.layers,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            page_tokens=self.page_tokens,
-            dtype=self.dtype,
-            tp=1,
-            pages=self.pages,
+        self.geometry = self.model.config.kv_geometry(
+            page_tokens=self.page_tokens, dtype=self.dtype, pages=self.pages
         )
         self.memory = torch.zeros(self.geometry.region_bytes, dtype=torch.uint8)
         views = region_views(self.memory, self.geometry)
