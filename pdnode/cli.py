@@ -127,7 +127,7 @@ def _print_check(
 
 
 def _demo(args: argparse.Namespace) -> int:
-    model = Path(args.model) if args.model else _fetch(_cache_dir(args))
+    model = Path(args.model) if args.model else _fetch(_cache_dir(args.cache_dir))
     from pdnode.daemon import demo
 
     return demo.run(
@@ -138,10 +138,10 @@ def _demo(args: argparse.Namespace) -> int:
     )
 
 
-def _cache_dir(args: argparse.Namespace) -> Path:
-    """--cache-dir, else the system's where we may write, else the user's."""
-    if args.cache_dir:
-        return Path(args.cache_dir).absolute()
+def _cache_dir(given: str | None) -> Path:
+    """What is given, else the system's where we may write, else the user's."""
+    if given:
+        return Path(given).absolute()
     if os.access(SYSTEM_CACHE if SYSTEM_CACHE.is_dir() else SYSTEM_CACHE.parent, os.W_OK):
         return SYSTEM_CACHE
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdnode"
@@ -168,14 +168,14 @@ def _fetch(cache_dir: Path, name: str = DEMO_MODEL) -> Path:
 
 
 def _model_fetch(args: argparse.Namespace) -> int:
-    print(_fetch(_cache_dir(args), args.name))
+    print(_fetch(_cache_dir(args.cache_dir), args.name))
     return Exit.OK
 
 
 def _model_path(args: argparse.Namespace) -> int:
     from pdnode.models.fetch import DEMO_MODELS, is_complete, model_directory
 
-    directory = model_directory(_cache_dir(args), DEMO_MODELS[args.name])
+    directory = model_directory(_cache_dir(args.cache_dir), DEMO_MODELS[args.name])
     if not is_complete(directory):
         _say(f"{directory} is not there; run `pdnode model fetch {args.name}`")
         return Exit.UNAVAILABLE
@@ -186,7 +186,7 @@ def _model_path(args: argparse.Namespace) -> int:
 def _model_list(args: argparse.Namespace) -> int:
     from pdnode.models.fetch import DEMO_MODELS, is_complete, model_directory
 
-    cache_dir = _cache_dir(args)
+    cache_dir = _cache_dir(args.cache_dir)
     rows = [
         (name, model_directory(cache_dir, model), is_complete(model_directory(cache_dir, model)))
         for name, model in DEMO_MODELS.items()
@@ -402,6 +402,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bench_parsers(
         bench.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser),
         add_json=_add_json,
+        demo_model=lambda: _fetch(_cache_dir(None)),
     )
     _topology_parser(
         commands.add_parser(

@@ -3,14 +3,19 @@
 import argparse
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from pdnode.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from pdnode.bench.options import Options
 
 _P = TypeVar("_P", bound=argparse.ArgumentParser)
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(demo_model: Callable[[], Path], args: argparse.Namespace) -> int:
     import asyncio
 
     from rich.console import Console
@@ -24,6 +29,9 @@ def _serve(args: argparse.Namespace) -> int:
         options = options_of(args)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if args.compare is True:
+        model = Path(args.model_path).resolve() if args.model_path else demo_model()
+        return _compare(args, options, model)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("requests", total=options.requests * len(options.urls))
         run = LoadRun(options, lambda done: bar.update(task, completed=done))
@@ -34,6 +42,38 @@ def _serve(args: argparse.Namespace) -> int:
             return Exit.UNAVAILABLE
     print((report.as_json if args.json else report.as_table)(options, figures))
     return Exit.OK if all(one.completed for one in figures) else Exit.UNAVAILABLE
+
+
+def _compare(args: argparse.Namespace, options: "Options", model: Path) -> int:
+    import asyncio
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pdnode.bench import compare_report
+    from pdnode.bench.compare import Setting, compare, cores_for
+    from pdnode.bench.serve import BenchError
+
+    try:
+        cores = cores_for(args.cores)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    setting = Setting(model, cores, args.chunk_tokens, args.dtype)
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=1.0)
+        try:
+            found = asyncio.run(
+                compare(
+                    options,
+                    setting,
+                    lambda ratio, what: bar.update(task, completed=ratio, description=what),
+                )
+            )
+        except BenchError as error:
+            print(f"pdnode: {error}", file=sys.stderr)
+            return Exit.UNAVAILABLE
+    print((compare_report.as_json if args.json else compare_report.as_table)(found))
+    return Exit.UNAVAILABLE if any(one.errors for one in found.variants) else Exit.OK
 
 
 def _transfer(args: argparse.Namespace) -> int:
@@ -55,18 +95,19 @@ def add_bench_parsers(
     commands: "argparse._SubParsersAction[_P]",
     *,
     add_json: Callable[[argparse.ArgumentParser], None],
+    demo_model: Callable[[], Path],
 ) -> None:
-    """Adds the subcommands. `add_json` gives one its `--json`."""
+    """Adds the subcommands. `add_json` gives one its `--json`; `demo_model` fetches when needed."""
     from pdnode.bench import plan
     from pdnode.bench.options import add_arguments, bounded
 
     serve = commands.add_parser(
         "serve",
         help="offer load to a node and measure it",
-        description="Offer load to one or two running nodes and measure latencies. Exit 69 where "
-        "a node is not reachable or completes nothing.",
+        description="Offer load to one or two running nodes, or to nodes of its own (--compare), "
+        "and measure latencies. Exit 69 where a node is not reachable or completes nothing.",
     )
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(run=partial(_serve, demo_model))
     add_arguments(serve)
     add_json(serve)
     description = "Compare the transfer core with a bare libfabric loop over loopback."

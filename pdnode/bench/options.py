@@ -80,12 +80,21 @@ _NUMBERS: tuple[tuple[str, type[int] | type[float], float, float, float | None, 
     ("seed", int, 0, (1 << 63) - 1, 0, "of prompts and arrivals"),
     ("vocabulary", int, 1, 1 << 24, None, "token ids are below it; default: what /v1/models says"),
 )  # fmt: skip
+_ALONE = {"prompt_tokens": 2000, "output_tokens": 8, "background_streams": 4, "requests": 2}
+"""Other defaults of --compare without a URL; `requests`: prompts beside the streams, a round."""
+_NOT_ALONE = ("url", "model", "streams", "rate", "duration", "vocabulary")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", type=_base_url, required=True, metavar="URL", help="the node")
+    parser.add_argument("--url", type=_base_url, metavar="URL", help="the node")
     parser.add_argument(
-        "--compare", type=_base_url, metavar="URL", help="a second node, in turns with the first"
+        "--compare",
+        nargs="?",
+        const=True,
+        type=_base_url,
+        metavar="URL",
+        help="a second node, in turns with the first; without a URL, and without --url: start "
+        "colocated nodes and a prefill and a decode node on this host, and compare these",
     )
     parser.add_argument("--model", metavar="NAME", help="default: the first in /v1/models")
     parser.add_argument(
@@ -93,34 +102,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, kind, low, high, default, text in _NUMBERS:
         shown = text if default is None else f"{text}; default: {default:g}"
-        parser.add_argument(
-            f"--{name}", type=bounded(kind, low, high), default=default, metavar="N", help=shown
-        )
+        alone = _ALONE.get(name.replace("-", "_"))
+        if alone is not None:
+            shown += f" ({alone} with --compare alone)"
+        parser.add_argument(f"--{name}", type=bounded(kind, low, high), metavar="N", help=shown)
+    alone_only = parser.add_argument_group("with --compare alone")
+    alone_only.add_argument(
+        "--model-path", metavar="DIR", help="a Hugging Face directory; default: smollm2, fetched"
+    )
+    alone_only.add_argument(
+        "--cores",
+        type=bounded(int, 2, 4096),
+        metavar="N",
+        help="an even number; half of them prefill, half decode; default: all there are",
+    )
+    alone_only.add_argument(
+        "--chunk-tokens",
+        type=bounded(int, 16, 1 << 20),
+        default=128,
+        metavar="N",
+        help="of the chunked colocated node, a multiple of 16; default: 128",
+    )
+    alone_only.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32"
+    )
+
+
+def is_alone(args: argparse.Namespace) -> bool:
+    """Whether the nodes are to be started here. ValueError for what has no meaning then."""
+    if args.compare is not True:
+        return False
+    for name in _NOT_ALONE:
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name}: not with --compare alone, which starts the nodes itself")
+    return True
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    """ValueError, naming the option, where they contradict each other."""
-    for name in ("url", "compare"):
-        url = getattr(args, name)
+    """ValueError, naming the option, where they contradict each other. With `is_alone` no URL is in
+    the result."""
+    alone = is_alone(args)
+    if args.url is None and not alone:
+        raise ValueError("--url: required, but for --compare alone, which starts the nodes itself")
+    compare = None if alone else args.compare
+    for name, url in (("url", args.url), ("compare", compare)):
         if url is not None and not is_loopback(url) and not args.allow_remote:
             raise ValueError(f"--{name}: {url} is not loopback; allowed with --allow-remote")
-    streams = args.streams or (256 if args.rate else 1)
+    given = _numbers(args, alone=alone)
+    streams = args.streams or (256 if given["rate"] else 1)
+    rounds = int(given["rounds"]) if alone or compare else 1
+    if compare:
+        rounds = min(rounds, int(given["requests"]))
     return Options(
-        url=args.url,
-        compare=args.compare,
+        url=args.url or "",
+        compare=compare,
         streams=streams,
-        rate=args.rate,
-        requests=args.requests,
-        duration_s=args.duration,
-        timeout_s=args.timeout,
-        prompt_tokens=args.prompt_tokens,
-        output_tokens=args.output_tokens,
-        background_streams=args.background_streams,
-        background_prompt_tokens=args.background_prompt_tokens,
-        background_output_tokens=args.background_output_tokens,
-        idle_s=args.idle,
-        rounds=min(args.rounds, args.requests) if args.compare else 1,
-        seed=args.seed,
+        rate=given["rate"],
+        requests=int(given["requests"]),
+        duration_s=given["duration"],
+        timeout_s=given["timeout"],
+        prompt_tokens=int(given["prompt_tokens"]),
+        output_tokens=int(given["output_tokens"]),
+        background_streams=int(given["background_streams"]),
+        background_prompt_tokens=int(given["background_prompt_tokens"]),
+        background_output_tokens=int(given["background_output_tokens"]),
+        idle_s=given["idle"],
+        rounds=rounds,
+        seed=int(given["seed"]),
         model=args.model,
         vocabulary=args.vocabulary,
     )
+
+
+def _numbers(args: argparse.Namespace, *, alone: bool) -> dict[str, float]:
+    """What is given or else the default, of all that have one."""
+    found: dict[str, float] = {}
+    for name, _, _, _, default, _ in _NUMBERS:
+        key = name.replace("-", "_")
+        if alone and key in _ALONE:
+            default = _ALONE[key]
+        value = getattr(args, key)
+        if default is not None:
+            found[key] = default if value is None else value
+    return found

@@ -50,7 +50,7 @@ class _Models(msgspec.Struct):
 
 
 @dataclass(slots=True, eq=False)
-class _Target:
+class Target:
     """One node under load, and what has been measured of it."""
 
     url: str
@@ -78,6 +78,10 @@ class LoadRun:
 
     async def run(self) -> list[Figures]:
         """Figures of each target, in the order of `Options.urls`. BenchError."""
+        return [self._figures(target) for target in await self.measure()]
+
+    async def measure(self) -> list[Target]:
+        """As `run`, but every single time. BenchError."""
         options = self._options
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
@@ -88,9 +92,9 @@ class LoadRun:
             for number, part in enumerate(_parts(options.requests, options.rounds)):
                 for target in targets if number % 2 == 0 else reversed(targets):
                     await self._block(target, part, options.duration_s / blocks)
-        return [self._figures(target) for target in targets]
+        return targets
 
-    async def _target(self, url: str) -> _Target:
+    async def _target(self, url: str) -> Target:
         try:
             async with (
                 asyncio.timeout(self._options.timeout_s),
@@ -105,7 +109,7 @@ class LoadRun:
             raise BenchError(f"{url}: /v1/models is no list of models: {error}") from error
         return self._checked(url, models)
 
-    def _checked(self, url: str, models: Sequence[_Model]) -> _Target:
+    def _checked(self, url: str, models: Sequence[_Model]) -> Target:
         options = self._options
         names = [model.id for model in models]
         if not names or (options.model is not None and options.model not in names):
@@ -122,9 +126,9 @@ class LoadRun:
             raise BenchError(
                 f"{needed} tokens of prompt and output, and {model.id} takes {model.max_model_len}"
             )
-        return _Target(url, model.id, vocabulary)
+        return Target(url, model.id, vocabulary)
 
-    async def _block(self, target: _Target, numbers: range, budget_s: float) -> None:
+    async def _block(self, target: Target, numbers: range, budget_s: float) -> None:
         """One turn of one target."""
         options = self._options
         first = len(target.traces)
@@ -142,7 +146,7 @@ class LoadRun:
         target.idle += quiet
         target.loaded += loaded
 
-    async def _closed(self, target: _Target, numbers: Iterator[int], until: float) -> None:
+    async def _closed(self, target: Target, numbers: Iterator[int], until: float) -> None:
         async def stream() -> None:
             for number in numbers:
                 if self._clock() >= until:
@@ -153,7 +157,7 @@ class LoadRun:
             for _ in range(self._options.streams):
                 group.create_task(stream())
 
-    async def _open(self, target: _Target, numbers: Iterator[int], until: float) -> None:
+    async def _open(self, target: Target, numbers: Iterator[int], until: float) -> None:
         options = self._options
         due = self._clock()
         tasks: set[asyncio.Task[None]] = set()
@@ -172,7 +176,7 @@ class LoadRun:
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
 
-    async def _request(self, target: _Target, number: int, due: float | None = None) -> None:
+    async def _request(self, target: Target, number: int, due: float | None = None) -> None:
         options = self._options
         body = self._body(target, number, options.prompt_tokens, options.output_tokens)
         trace = await complete(
@@ -187,12 +191,12 @@ class LoadRun:
         )
         self._ended(target, trace)
 
-    def _ended(self, target: _Target, trace: Trace) -> None:
+    def _ended(self, target: Target, trace: Trace) -> None:
         target.traces.append(trace)
         self._done += 1
         self._on_done(self._done)
 
-    def _body(self, target: _Target, number: int, prompt: int, output: int) -> bytes:
+    def _body(self, target: Target, number: int, prompt: int, output: int) -> bytes:
         """The same prompt for the same number, whatever the target."""
         random = np.random.default_rng([self._options.seed, 0, number])
         return msgspec.json.encode(
@@ -209,7 +213,7 @@ class LoadRun:
 
     @asynccontextmanager
     async def _background(
-        self, target: _Target
+        self, target: Target
     ) -> AsyncIterator[tuple[list[_Stream], tuple[float, float]]]:
         """Runs the background streams. Gives what they fill, and the window in which all of them
         ran and nothing else did."""
@@ -236,7 +240,7 @@ class LoadRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _background_stream(self, target: _Target, number: int, requests: _Stream) -> None:
+    async def _background_stream(self, target: Target, number: int, requests: _Stream) -> None:
         options = self._options
         output = options.background_output_tokens
         body = self._body(
@@ -258,7 +262,7 @@ class LoadRun:
             if trace.error is not None:
                 raise BenchError(f"{target.url}: a background stream ended: {trace.error}")
 
-    def _figures(self, target: _Target) -> Figures:
+    def _figures(self, target: Target) -> Figures:
         streams = self._options.background_streams
         background = Background(
             streams=streams,

@@ -2,13 +2,8 @@
 
 import asyncio
 import contextlib
-import re
-import signal
-import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,16 +14,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from pdnode.errors import Exit, PdnodeError
+from pdnode.localnodes import LocalNode, NodeFailed, free_ports, serve_node, wait_ready
 from pdnode.obs.records import RequestRecord, TransferRecord
 
 Record = TypeVar("Record", RequestRecord, TransferRecord)
 MODEL_NAME = "demo"
-START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 30.0
 
 
 class DemoFailed(PdnodeError):
-    """A node did not start, or the answer did not come."""
+    """The answer did not come."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -50,22 +44,12 @@ class Report(msgspec.Struct, frozen=True):
     pages_per_write: float
 
 
-@dataclass(slots=True)
-class DemoNode:
-    """A `pdnode serve` process of the demo."""
-
-    name: str
-    process: asyncio.subprocess.Process
-    admin: Path
-    log: Path
-
-
 def run(*, model: Path, prompt: str, max_tokens: int, as_json: bool) -> int:
     """Answer `prompt` through both nodes, print the phases. `model`: a Hugging Face directory."""
     talk = Console(stderr=True)
     try:
         report = asyncio.run(_demo(model, prompt, max_tokens, talk, stream=not as_json))
-    except DemoFailed as error:
+    except (DemoFailed, NodeFailed) as error:
         talk.print(f"pdnode demo: {error}", style="red", markup=False, highlight=False)
         return Exit.UNAVAILABLE
     if as_json:
@@ -83,24 +67,23 @@ async def _demo(
         async with contextlib.AsyncExitStack() as stack:
             with Progress(console=talk, transient=True) as bar:
                 task = bar.add_task("starting a prefill and a decode node", total=1.0)
-                prefill, decode, url = await _start(folder, model, stack)
-                await _wait_ready(
+                nodes, url = await _start(folder, model, stack)
+                await wait_ready(
                     url,
-                    [prefill, decode],
+                    nodes,
                     lambda ratio, what: bar.update(task, completed=ratio, description=what),
                 )
             async with aiohttp.ClientSession() as session:
                 answer = await _ask(session, url, prompt, max_tokens, stream=stream)
-            request = await _last(decode.admin, "requests", RequestRecord)
-            transfer = await _last(prefill.admin, "transfers", TransferRecord)
+            request = await _last(folder / "decode.sock", "requests", RequestRecord)
+            transfer = await _last(folder / "prefill.sock", "transfers", TransferRecord)
     return _report(prompt, answer, request, transfer)
 
 
 async def _start(
     folder: Path, model: Path, stack: contextlib.AsyncExitStack
-) -> tuple[DemoNode, DemoNode, str]:
-    ports = _free_ports(4)
-    api, peer, prefill_api, fabric = ports
+) -> tuple[list[LocalNode], str]:
+    api, peer, prefill_api, fabric = free_ports(4)
     common = f"""config_version = 1
 [model]
 path = "{model}"
@@ -139,51 +122,11 @@ name = "demo-prefill"
 address = "127.0.0.1:{peer}"
 """,
     }
-    nodes = []
-    for name, text in texts.items():
-        config = folder / f"{name}.toml"
-        config.write_text(text)
-        nodes.append(await stack.enter_async_context(_serve(name, config, folder)))
-    return nodes[0], nodes[1], f"http://127.0.0.1:{api}"
-
-
-@contextlib.asynccontextmanager
-async def _serve(name: str, config: Path, folder: Path) -> AsyncIterator[DemoNode]:
-    log = folder / f"{name}.log"
-    with log.open("wb") as sink:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pdnode", "serve", "--config", str(config),
-            stdin=asyncio.subprocess.DEVNULL, stdout=sink, stderr=sink,
-        )  # fmt: skip
-    try:
-        yield DemoNode(name, process, folder / f"{name}.sock", log)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-
-async def _wait_ready(url: str, nodes: list[DemoNode], show: Callable[[float, str], None]) -> None:
-    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
-    async with aiohttp.ClientSession() as session:
-        while asyncio.get_running_loop().time() < deadline:
-            for node in nodes:
-                if node.process.returncode is not None:
-                    raise DemoFailed(f"the {node.name} node ended:\n{node.log.read_text()}")
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-                    why = msgspec.json.decode(await answer.read())[0]["text"]
-                    loaded = re.search(r"(\d+)%", why)
-                    show(int(loaded[1]) / 100 if loaded else 1.0, why)
-            await asyncio.sleep(0.1)
-    logs = "\n".join(node.log.read_text() for node in nodes)
-    raise DemoFailed(f"not ready after {START_TIMEOUT_S:g} s:\n{logs}")
+    nodes = [
+        await stack.enter_async_context(serve_node(name, text, folder))
+        for name, text in texts.items()
+    ]
+    return nodes, f"http://127.0.0.1:{api}"
 
 
 async def _ask(
@@ -272,14 +215,3 @@ def _print(report: Report) -> None:
         f"{report.pages_per_write:.1f} pages a write",
         highlight=False,
     )
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ async def bench(*words: str) -> tuple[int, str, str]:
         sys.executable, "-m", "pdnode", "bench", "serve", *words,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), 90)
+    out, err = await asyncio.wait_for(process.communicate(), 200)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -79,3 +80,28 @@ async def test_nobody_there_is_unavailable() -> None:
     code, out, err = await bench("--url", f"http://127.0.0.1:{port}")
     assert (code, out) == (Exit.UNAVAILABLE, "")
     assert "not reachable" in err
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.timeout(300)
+async def test_compare_alone_starts_its_own_nodes(tiny_model: Path) -> None:
+    code, out, err = await bench(
+        "--compare", "--model-path", str(tiny_model), "--cores", "2", "--rounds", "2",
+        "--prompt-tokens", "300", "--requests", "1", "--background-streams", "2", "--idle", "0.5",
+        "--chunk-tokens", "64", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    report = json.loads(out)
+    assert (report["prompt_tokens"], report["rounds"], report["background_streams"]) == (300, 2, 2)
+    whole, chunked, half, split = report["variants"]
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    assert [one["cores"] for one in (whole, chunked, half, split)] == [
+        f"{first},{second}", f"{first},{second}", f"{first}", f"{first} + {second}"
+    ]  # fmt: skip
+    assert report["ttft_minus_s"].keys() == {one["name"] for one in (whole, chunked, half)}
+    for one in (whole, chunked, split):
+        assert one["errors"] == 0
+        assert one["slowdown"] == one["loaded_itl_s"]["p99"] / one["idle_itl_s"]["p99"]
+        assert one["loaded_ttft_s"]["p50"] > 0
+    assert half["idle_itl_s"] is None
+    assert all(one["ttft_s"]["p50"] > 0 for one in report["variants"])

@@ -4,17 +4,18 @@ import argparse
 
 import pytest
 
-from pdnode.bench.options import add_arguments, is_loopback, options_of
+from pdnode.bench.compare import cores_for
+from pdnode.bench.options import add_arguments, is_alone, is_loopback, options_of
 from pdnode.cli import main
 from pdnode.errors import Exit
 
 URL = ("--url", "http://127.0.0.1:1")
 
 
-def parse(*words: str) -> argparse.Namespace:
+def parse(*words: str, url: tuple[str, ...] = URL) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args([*URL, *words])
+    return parser.parse_args([*url, *words])
 
 
 def test_defaults_of_closed_and_open_loop() -> None:
@@ -30,6 +31,46 @@ def test_rounds_are_for_a_comparison_and_never_more_than_requests() -> None:
     assert options_of(parse(*compare)).rounds == 4
     assert options_of(parse(*compare)).urls == [URL[1], "http://[::1]:2"]
     assert options_of(parse(*compare, "--requests", "3")).rounds == 3
+
+
+def test_compare_alone_has_defaults_of_its_own() -> None:
+    args = parse("--compare", url=())
+    assert is_alone(args)
+    options = options_of(args)
+    assert (options.prompt_tokens, options.background_streams, options.rounds) == (2000, 4, 4)
+    assert (options.requests, options.output_tokens) == (2, 8)
+    assert not is_alone(parse())
+    given = options_of(parse("--compare", "--rounds", "7", "--prompt-tokens", "512", url=()))
+    assert (given.rounds, given.prompt_tokens) == (7, 512)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("bench", "serve"), ("--url", "required")),
+        (("bench", "serve", "--compare", *URL), ("--url", "not with --compare alone")),
+        (("bench", "serve", "--compare", "--rate", "3"), ("--rate", "not with --compare alone")),
+        (("bench", "serve", "--compare", "--cores", "3"), ("--cores", "an even number")),
+    ],
+)
+def test_compare_alone_takes_no_node_and_the_rest_needs_one(
+    words: tuple[str, ...], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--model-path", "/nowhere"] if "--compare" in words else [*words])
+    assert ended.value.code == Exit.USAGE
+    told = capsys.readouterr().err
+    for part in parts:
+        assert part in told
+
+
+def test_cores_are_an_even_number_of_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {4, 2, 7, 5, 9})
+    assert cores_for(None) == [2, 4, 5, 7]
+    assert cores_for(2) == [2, 4]
+    for wrong in (3, 6):
+        with pytest.raises(ValueError, match=f"--cores: {wrong} of 5"):
+            cores_for(wrong)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""The table of `pdnode bench serve --compare`, and what is counted as others' work."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+from pdnode.bench import compare_report
+from pdnode.bench.busy import OthersMeter
+from pdnode.bench.compare import HALF, SPLIT, Comparison, Variant
+from pdnode.bench.figures import Quantiles
+
+FOUND = Comparison(
+    prompt_tokens=2000,
+    background_streams=4,
+    rounds=3,
+    dtype="float32",
+    variants=[
+        Variant(HALF, "0", 512, Quantiles(4.5, 5, 5, 6), None, None, None, None, 0),
+        Variant(
+            SPLIT, "0 + 1", 512, Quantiles(4.75, 5, 5, 6), Quantiles(0.04, 0.05, 0.06, 0.07),
+            Quantiles(0.05, 0.06, 0.09, 0.1), Quantiles(5, 5, 5, 5), 1.5, 1,
+        ),
+    ],
+    ttft_minus_s={HALF: 0.25},
+    load_average=1.26,
+    others_ratio=0.125,
+)  # fmt: skip
+
+
+def test_the_table_is_in_milliseconds_and_says_how_busy_the_host_was() -> None:
+    lines = compare_report.as_table(FOUND).splitlines()
+    assert "3 rounds, float32; load average before: 1.3" in lines[0]
+    assert "other processes meanwhile: 12%" in lines[0]
+    half, split = lines[4:6]
+    assert half == f"| {HALF} | 0 | 4,500 | 6,000 | - | - | - | - | - | - | - |"
+    assert split == f"| {SPLIT} | 0 + 1 | 4,750 | 6,000 | 40 | 60 | 50 | 90 | 100 | 1.50 | 5,000 |"
+    assert lines[-2] == f"TTFT, {SPLIT} minus {HALF}: +250 ms"
+    assert lines[-1] == f"failed requests: {{'{SPLIT}': 1}}"
+    columns = [line.count("|") for line in lines[2:6]]
+    assert columns == [12] * 4
+
+
+def test_json_has_every_figure() -> None:
+    found = json.loads(compare_report.as_json(FOUND))
+    assert found["variants"][1]["loaded_itl_s"]["p99"] == 0.09
+    assert found["ttft_minus_s"] == {HALF: 0.25}
+
+
+def test_others_are_all_but_this_process_and_those_named() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    busy = "import sys, time\nsys.stdin.read(1)\nwhile time.process_time() < 1: pass"
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE) as process:
+        began = time.monotonic()
+        ours, others = OthersMeter([process.pid], cores), OthersMeter([], cores)
+        assert process.stdin is not None
+        process.stdin.write(b"x")
+        process.stdin.close()
+        # Not reaped before the count: a process that is gone has no times any more.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        core_s = len(cores) * (time.monotonic() - began)
+        difference_s = (others.ratio() - ours.ratio()) * core_s
+    assert 0.5 < difference_s < 2.0
