@@ -100,6 +100,8 @@ class PeerConfig:
     request_stall_s: float = 30.0
     connect_timeout_s: float = 5.0
     reconnect_max_s: float = 5.0
+    nic_retry_s: float = 30.0
+    nic_retry_max_s: float = 300.0
     max_peers: int = 64
 
 

@@ -365,6 +365,14 @@ PEER = Table(
         ),
         Key("connect_timeout_s", Number(0.1, 600), 5.0, "Limit of every step of a connection."),
         Key("reconnect_max_s", Number(0.2, 3600), 5.0, "Longest pause between two attempts."),
+        Key(
+            "nic_retry_s",
+            Number(0.1, 3600),
+            30.0,
+            "Decode only: how long a NIC that was lost stays out before it is tried again; doubles "
+            "with each failure.",
+        ),
+        Key("nic_retry_max_s", Number(0.1, 86400), 300.0, "The longest that it gets by doubling."),
         Key("max_peers", Integer(1, 4096), 64, "Links at a time.", reload=True),
     ),
 )

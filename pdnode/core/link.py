@@ -23,8 +23,6 @@ table above closes the link with a cause that names it; after that frames are ig
 up to UP has its own deadline.
 """
 
-from typing import NoReturn
-
 from pdnode.core import wire
 from pdnode.core.auth import Step
 from pdnode.core.heartbeat import Counters, Liveness
@@ -40,92 +38,25 @@ from pdnode.core.link_effects import (
     Pair,
     PairFenced,
     PairLost,
+    PairUp,
     Probe,
-    SendFrame,
     SessionLost,
     SessionUp,
     SetRemote,
     Warn,
 )
-from pdnode.core.link_state import HANDSHAKE, OVER, SESSION_STEPS, LinkSettings, State
+from pdnode.core.link_parts import LinkParts
+from pdnode.core.link_state import HANDSHAKE, OVER, SESSION_STEPS, State
+from pdnode.core.nic_return import NicReturns, return_objection
 from pdnode.core.nics import answer_objection, nic_pairs, nics_objection, regions_objection
-from pdnode.core.peer import Broken, Peer
-from pdnode.types import Role
+from pdnode.core.peer import Broken
 
 
-class Link:
-    """One link. `nonce` (32 random bytes) and `session_token` (16) must never be used twice."""
+class Link(LinkParts):
+    """One link. `nonce` (32 random bytes) and `session_token` (16) must never be used twice.
 
-    def __init__(
-        self, hello: wire.Hello, settings: LinkSettings, *, nonce: bytes, session_token: bytes
-    ) -> None:
-        assert hello.role in (Role.DECODE, Role.PREFILL), hello.role
-        assert len(nonce) == wire.NONCE_BYTES
-        assert len(session_token) == wire.SESSION_TOKEN_BYTES
-        self.state = State.NEW
-        self.live_pairs: set[Pair] = set()
-        self.draining = False  # the peer said Drain
-        self.fence_late = False  # FENCING has lasted longer than a step may
-        self._hello = hello
-        self._settings = settings
-        self._decode = hello.role == Role.DECODE
-        self._session_token = session_token
-        self._peer = Peer(hello, settings.token, nonce=nonce)
-        self._liveness: Liveness | None = None
-        self._deadline = 0.0
-        self._fabric_open = False
-        self._drain_wanted = False
-        self._nics: tuple[wire.NicAddress, ...] = ()
-        self._scratch: list[wire.RegionDescriptor] = []
-        self._offer: wire.SessionOffer | None = None
-        self._pairs: tuple[Pair, ...] = ()
-        self._connected: set[Pair] = set()
-        self._probed: set[Pair] = set()
-        self._remote_known = False
-        self._sent_probed = False
-        self._peer_probed = False
-        self._out: list[Effect] = []
-
-    # what the owner may read
-
-    @property
-    def peer_node(self) -> str | None:
-        """The peer's node id, once it has proved that it holds the token."""
-        party = self._peer.party
-        return party.node if party is not None and self._peer.authenticated else None
-
-    @property
-    def peer_role(self) -> str | None:
-        party = self._peer.party
-        return party.role if party is not None and self._peer.authenticated else None
-
-    @property
-    def rtt_s(self) -> float:
-        return self._liveness.rtt_s if self._liveness else 0.0
-
-    @property
-    def heard_at(self) -> float | None:
-        """When the last frame came, once heartbeats run."""
-        return self._liveness.heard_at if self._liveness else None
-
-    @property
-    def stalled(self) -> bool:
-        """Busy without progress: see core/heartbeat.py."""
-        return self._liveness.stalled if self._liveness else False
-
-    @property
-    def last_heartbeat(self) -> wire.Heartbeat | None:
-        return self._liveness.last if self._liveness else None
-
-    @property
-    def next_at(self) -> float | None:
-        """When `tick` has something to do, or None."""
-        times = []
-        if self.state in HANDSHAKE or (self.state is State.FENCING and not self.fence_late):
-            times.append(self._deadline)
-        if self._liveness is not None and self.state in SESSION_STEPS:
-            times.append(self._liveness.next_at)
-        return min(times, default=None)
+    `cooldowns`: of this peer's NIC pairs, on the decode node, which brings them back.
+    """
 
     # inputs: transport
 
@@ -164,12 +95,16 @@ class Link:
             self._out.append(Warn("the fence is not confirmed; its pages stay quarantined"))
         elif self.state in HANDSHAKE and now >= self._deadline:
             step = self.state.value
+            there = self._probed if self.state is State.PROBE else self._connected
+            self._suspect(set(self._pairs) - there, now)
             self._lose(f"no {step} within {self._settings.step_timeout_s:g} s", now, say=True)
         elif self._liveness is not None and self.state in SESSION_STEPS:
             if self._liveness.silent(now):
                 self._lose(f"silent for {self._settings.link_lost_s:g} s", now, say=True)
             elif self._liveness.due(now):
                 self._send(self._liveness.beat(now, self._hello.boot, counters))
+            if self._returns is not None:
+                self._returns.tick(now)
         return self._flush()
 
     # inputs: local decisions
@@ -222,7 +157,10 @@ class Link:
             if self._decode:
                 assert self._offer is not None
                 endpoints = {nic.nic: nic.endpoint for nic in self._offer.nics}
-                self._pairs = nic_pairs([nic.nic for nic in nics], sorted(endpoints))
+                pairs = nic_pairs([nic.nic for nic in nics], sorted(endpoints))
+                if self._cooldowns is not None:
+                    self._left_out = self._cooldowns.left_out(pairs, now)
+                self._pairs = tuple(pair for pair in pairs if pair not in self._left_out)
                 answer = wire.SessionAnswer(boot, nics, list(self._pairs), regions)
                 self._out += [Connect(pair, endpoints[pair[1]]) for pair in self._pairs]
                 self._send(answer)
@@ -231,6 +169,8 @@ class Link:
                 self._scratch = regions
                 self._send(wire.SessionOffer(boot, self._session_token, nics))
                 self._enter(State.ANSWER, now)
+        elif self._returns is not None:
+            self._returns.opened(nics, regions, now)
         return self._flush()
 
     def pair_connected(self, pair: Pair, now: float) -> list[Effect]:
@@ -238,6 +178,8 @@ class Link:
         if self.state in (State.ANSWER, State.CONNECT):
             self._connected.add(pair)
             self._try_probe(now)
+        elif self._returns is not None:
+            self._returns.connected(pair, now)
         return self._flush()
 
     def pair_probed(self, pair: Pair, now: float) -> list[Effect]:
@@ -247,24 +189,32 @@ class Link:
                 self._sent_probed = True
                 self._send(wire.Probed(self._hello.boot))
                 self._try_up(now)
+        elif self._returns is not None and self._returns.probed(pair, now):
+            self.live_pairs.add(pair)
+            self._out.append(PairUp(pair))
         return self._flush()
 
     def pair_lost(self, pair: Pair, cause: str, now: float) -> list[Effect]:
         """A connection died. Before UP that ends the link; later only the last one does."""
-        if self.state is not State.UP:
+        if self._returns is None:
             if self.state not in OVER:
+                self._suspect({pair}, now)
                 self._lose(f"NIC pair {pair}: {cause}", now, say=True)
         elif pair in self.live_pairs:
             self.live_pairs.discard(pair)
+            self._returns.down(pair, now)
             self._out.append(PairLost(pair, cause))
             if not self.live_pairs:
                 self._lose(f"all NIC pairs are lost, the last one {pair}: {cause}", now, say=True)
+        else:
+            self._returns.lost(pair, cause, now)
         return self._flush()
 
     def pair_fenced(self, pair: Pair, now: float) -> list[Effect]:
-        if self.state is State.UP:
+        if self._returns is not None:
             self.live_pairs.discard(pair)
-            self._out.append(PairFenced(pair))
+            if self._returns.fenced(pair, now):
+                self._out.append(PairFenced(pair))
             if not self.live_pairs:
                 self._lose("all NIC pairs are fenced", now, say=True)
         return self._flush()
@@ -314,7 +264,7 @@ class Link:
                 self._open_session(frame.token, now)
             case False, State.ANSWER, wire.SessionAnswer():
                 self._take_answer(frame, now)
-            case True, State.CONNECT, wire.SessionReady() if not self._remote_known:
+            case True, State.CONNECT, wire.SessionReady() if not self._remote:
                 self._peer.check_boot(frame.boot)
                 used = {remote for _, remote in self._pairs}
                 self._require(regions_objection(frame.regions, used, None))
@@ -325,19 +275,22 @@ class Link:
                 self._peer_probed = True
                 self._try_up(now)
             case _, State.UP, _:
-                self._take_message(frame)
+                self._take_message(frame, now)
             case _:
                 self._out_of_place(frame)
 
-    def _take_message(self, frame: wire.Frame) -> None:
+    def _take_message(self, frame: wire.Frame, now: float) -> None:
         """A frame for the messenger, if it comes from the side that sends such frames."""
         match self._decode, frame:
             case True, wire.Accepted() | wire.Progress() | wire.Failed() | wire.Drained():
                 self._peer.check_key(frame.key)
             case False, wire.Dispatch() | wire.Cancel() | wire.Regrant():
                 self._peer.check_key(frame.key)
-            case (True, wire.NicDown()) | (False, wire.NicFenced()) | (_, wire.NicUp()):
+            case (True, wire.NicDown()) | (False, wire.NicFenced()):
                 pass
+            case _, wire.NicUp():
+                self._take_nic_up(frame, now)
+                return
             case _, wire.Drain():
                 self.draining = True
             case _, wire.Undrain():
@@ -345,6 +298,18 @@ class Link:
             case _:
                 self._out_of_place(frame)
         self._out.append(Deliver(frame))
+
+    def _take_nic_up(self, frame: wire.NicUp, now: float) -> None:
+        assert self._returns is not None
+        token = self._session_token if self._offer is None else self._offer.token
+        geometry = None if self._decode else self._peer.agreed()[1].geometry
+        wrong = return_objection(frame, self._remote, token, geometry, decode=self._decode)
+        self._require(wrong or self._returns.objection(frame))
+        if self._decode:
+            self._returns.answered(frame, now)
+        else:
+            self.live_pairs.discard((frame.pair[1], frame.pair[0]))
+            self._returns.asked(frame)
 
     def _authenticate(self, step: Step, mac: bytes, now: float) -> None:
         wrong = self._peer.authenticate(step, mac)
@@ -412,15 +377,11 @@ class Link:
         self._enter(State.OPENING, now)
 
     def _set_remote(self, regions: list[wire.RegionDescriptor]) -> None:
-        self._remote_known = True
+        self._remote = regions
         self._out.append(SetRemote(tuple(regions)))
 
     def _try_probe(self, now: float) -> None:
-        if (
-            self.state is State.CONNECT
-            and self._remote_known
-            and self._connected >= set(self._pairs)
-        ):
+        if self.state is State.CONNECT and self._remote and self._connected >= set(self._pairs):
             if not self._decode:
                 self._send(wire.SessionReady(self._hello.boot, self._scratch))
             self._out.append(Probe())
@@ -430,14 +391,29 @@ class Link:
         if self._sent_probed and self._peer_probed:
             self._enter(State.UP, now)
             self.live_pairs = set(self._pairs)
+            if self._cooldowns is not None:
+                for pair in self._pairs:
+                    self._cooldowns.back(pair, now)
+            self._returns = NicReturns(
+                token=self._session_token if self._offer is None else self._offer.token,
+                nics=self._nics,
+                remote=self._remote,
+                cooldowns=self._cooldowns,
+                attempt_s=self._settings.step_timeout_s,
+                both_connect=self._settings.both_connect,
+                left_out=self._left_out,
+                emit=lambda effect: self._out.append(effect),
+            )
             hello, agreement = self._peer.agreed()
             self._out.append(SessionUp(self._pairs, hello, agreement))
             if self._drain_wanted:
                 self._send(wire.Drain())
 
-    def _enter(self, state: State, now: float) -> None:
-        self.state = state
-        self._deadline = now + self._settings.step_timeout_s
+    def _suspect(self, pairs: set[Pair], now: float) -> None:
+        """These pairs kept the session from coming up: the next one begins without them."""
+        if self._cooldowns is not None and self.state in (State.CONNECT, State.PROBE):
+            for pair in pairs & set(self._pairs):
+                self._cooldowns.lost(pair, now)
 
     def _refuse(self, reasons: list[str], now: float) -> None:
         reasons = [wire.clip(reason) for reason in reasons[: wire.MAX_REASONS]]
@@ -450,6 +426,9 @@ class Link:
         cause = wire.clip(cause)
         if self._fabric_open:
             self._out.append(Fence())
+        if self._returns is not None and self._cooldowns is not None:
+            self._cooldowns.forgive(now - self._settings.link_lost_s)
+        self._returns = None
         self.live_pairs = set()
         self._out.append(SessionLost(cause, refused))
         if say:
@@ -462,21 +441,3 @@ class Link:
     def _finish(self) -> None:
         self.state = State.CLOSED
         self._out.append(Finished())
-
-    # helpers
-
-    def _require(self, wrong: str | None) -> None:
-        if wrong is not None:
-            raise Broken(wrong)
-
-    def _out_of_place(self, frame: wire.Frame) -> NoReturn:
-        side = "prefill" if self._decode else "decode"
-        name = wire.tag(frame)
-        raise Broken(f"{name} from a {side} node is not taken in the step {self.state.value}")
-
-    def _send(self, frame: wire.Frame) -> None:
-        self._out.append(SendFrame(frame))
-
-    def _flush(self) -> list[Effect]:
-        out, self._out = self._out, []
-        return out

@@ -76,6 +76,28 @@ class PairFenced:
 
 
 @dataclass(frozen=True, slots=True)
+class FencePair:
+    """Close this connection, of which nobody but the link knows; `Link.pair_fenced` follows."""
+
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """Register this NIC, whose pair was fenced, anew; `Link.session_opened` follows."""
+
+    nic: int
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PairUp:
+    """A NIC pair that was lost is connected and probed again."""
+
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """Close everything this peer can write through. Comes before SessionLost, whenever a session
     was opened, whatever the cause; `Link.session_fenced` follows."""
@@ -117,6 +139,9 @@ Effect = (
     | Deliver
     | PairLost
     | PairFenced
+    | PairUp
+    | FencePair
+    | Reopen
     | Fence
     | SessionLost
     | CloseTransport

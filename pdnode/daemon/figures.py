@@ -1,12 +1,13 @@
 """What a scrape shows of this node, gathered from the parts that own the numbers."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdnode.config import Config
 from pdnode.core.grant import GrantState
 from pdnode.core.slots import MAX_SLOTS
 from pdnode.daemon.engine import Engine
+from pdnode.daemon.peering import Peering
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.transfer import Transfer
 from pdnode.messenger.peers import PeerManager
@@ -32,7 +33,7 @@ class Figures:
     peers: PeerManager | None = None
     pull: PullMessenger | None = None
     push: PushMessenger | None = None
-    fences: dict[str, int] = field(default_factory=dict)
+    peering: Peering | None = None
 
     def read(self) -> NodeFigures:
         push, pull, engine = self.push, self.pull, self.engine
@@ -55,7 +56,8 @@ class Figures:
             queues=tuple(self.read_queues()),
             nics=tuple(self.nics()),
             transfer_failures=failures,
-            fences=self.fences,
+            fences={} if self.peering is None else self.peering.fences,
+            nic_returns=0 if self.peering is None else self.peering.returns,
             local_prefills=self.service.local_prefills,
             recomputed=self.service.recomputed,
             rejected=self.service.rejected,

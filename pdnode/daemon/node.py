@@ -201,7 +201,7 @@ class Node:
             if config.node.role is Role.PREFILL
             else self._make_pull(transfer, engine, boot)
         )
-        self._figures.fences = peering.fences
+        self._figures.peering = peering
         dialer = PeerDialer(config.peer)
         stack.push_async_callback(dialer.close)
         self._peers = PeerManager(

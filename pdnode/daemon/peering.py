@@ -13,11 +13,13 @@ Pair = tuple[int, int]
 
 
 class Peering:
-    """Implements messenger.session.SessionListener. `fences`: by cause, since start."""
+    """Implements messenger.session.SessionListener. `fences`: by cause, `returns`: NIC pairs
+    that came back; since start."""
 
     def __init__(self, messenger: PushMessenger | PullMessenger) -> None:
         self._messenger = messenger
         self.fences = {"peer": 0, "nic": 0}
+        self.returns = 0
 
     def session_up(self, session: PeerSession) -> None:
         event(
@@ -47,6 +49,14 @@ class Peering:
             peer=session.node, nic=pair[0], cause=cause,
         )  # fmt: skip
         self._messenger.pair_lost(session, pair, cause)
+
+    def pair_up(self, session: PeerSession, pair: Pair) -> None:
+        self.returns += 1
+        event(
+            _log, logging.INFO, "nic.returned", "connection is back", peer=session.node, nic=pair[0]
+        )
+        if isinstance(self._messenger, PushMessenger):
+            self._messenger.pair_up(session, pair)
 
     def pair_fenced(self, session: PeerSession, pair: Pair) -> None:
         self.fences["nic"] += 1

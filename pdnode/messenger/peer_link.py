@@ -204,7 +204,14 @@ class PeerLink:
                 self.put(effect.frame)
             case effects.Admit():
                 self._admit(effect)
-            case effects.OpenSession() | effects.SetRemote() | effects.Connect() | effects.Probe():
+            case (
+                effects.OpenSession()
+                | effects.Reopen()
+                | effects.SetRemote()
+                | effects.Connect()
+                | effects.Probe()
+                | effects.FencePair()
+            ):
                 self._call_fabric(effect)
             case effects.Fence():
                 self._fence()
@@ -219,6 +226,7 @@ class PeerLink:
                 | effects.Deliver()
                 | effects.PairLost()
                 | effects.PairFenced()
+                | effects.PairUp()
                 | effects.SessionLost()
                 | effects.Finished()
             ):
@@ -234,7 +242,12 @@ class PeerLink:
 
     def _call_fabric(
         self,
-        effect: effects.OpenSession | effects.SetRemote | effects.Connect | effects.Probe,
+        effect: effects.OpenSession
+        | effects.Reopen
+        | effects.SetRemote
+        | effects.Connect
+        | effects.Probe
+        | effects.FencePair,
     ) -> None:
         fabric, session, identity = self._fabric, self.session, self._identity
         try:
@@ -243,6 +256,9 @@ class PeerLink:
                     nics = [nic.nic for nic in identity.nics]
                     writable = list(identity.regions.values())
                     fabric.open_session(session, nics, writable, effect.token)
+                case effects.Reopen():
+                    writable = list(identity.regions.values())
+                    fabric.open_session(session, [effect.nic], writable, effect.token)
                 case effects.SetRemote():
                     self._ranks = tuple(
                         sorted({region.rank for region in effect.regions} - {SCRATCH_RANK})
@@ -253,6 +269,8 @@ class PeerLink:
                     fabric.connect(session, effect.pair, effect.endpoint, deadline_s)
                 case effects.Probe():
                     fabric.probe(session)
+                case effects.FencePair():
+                    fabric.fence(session, effect.pair)
         except FabricError as error:
             opened = not isinstance(effect, effects.OpenSession)
             lost = self.core.fabric_failed(str(error), self._clock(), opened=opened)
@@ -296,6 +314,7 @@ class PeerLink:
         | effects.Deliver
         | effects.PairLost
         | effects.PairFenced
+        | effects.PairUp
         | effects.SessionLost
         | effects.Finished,
     ) -> None:
@@ -329,6 +348,10 @@ class PeerLink:
                 assert peer is not None
                 self._forget_pair(peer, effect.pair)
                 listener.pair_fenced(peer, effect.pair)
+            case effects.PairUp():
+                assert peer is not None
+                peer.pairs = (*peer.pairs, effect.pair)
+                listener.pair_up(peer, effect.pair)
 
     def _make_session(self, up: effects.SessionUp) -> PeerSession:
         hello = up.hello

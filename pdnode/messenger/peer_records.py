@@ -18,6 +18,7 @@ REFUSED = "W201"
 LOST = "W202"
 STALLED = "W203"
 UNFENCED = "W205"
+NIC_OUT = "W206"
 GONE_SHOWN_S = 600.0  # a peer that nobody configured here is not missed for ever
 
 

@@ -17,11 +17,12 @@ from itertools import count
 from pdnode.config import Config, PrefillConfig
 from pdnode.core import link_effects as effects
 from pdnode.core import wire
+from pdnode.core.cooldown import Cooldowns
 from pdnode.core.heartbeat import Counters
 from pdnode.core.link import Link
 from pdnode.core.link_state import LinkSettings
 from pdnode.messenger.peer_link import FabricEvent, Identity, PeerLink, SessionFabric, Transport
-from pdnode.messenger.peer_records import UNFENCED, PeerRecord, PeerStatus, Records
+from pdnode.messenger.peer_records import NIC_OUT, UNFENCED, PeerRecord, PeerStatus, Records
 from pdnode.messenger.session import PeerSession, SessionListener
 from pdnode.types import Role, SessionId
 
@@ -177,16 +178,22 @@ class PeerManager:
 
     def warnings(self) -> list[tuple[str, str]]:
         """(code, text) of every peer that an operator should look at."""
-        return self._records.warnings() + [
-            (UNFENCED, f"{link.core.peer_node or link.address}: {link.warning}")
-            for link in self._links.values()
-            if link.core.fence_late
-        ]
+        found = self._records.warnings()
+        names = {nic.nic: nic.name for nic in self._identity.nics}
+        for link in self._links.values():
+            peer = link.core.peer_node or link.address
+            if link.core.fence_late:
+                found.append((UNFENCED, f"{peer}: {link.warning}"))
+            if gone := link.core.gone_pairs:
+                text = ", ".join(f"{names[here]} with its NIC {there}" for here, there in gone)
+                found.append((NIC_OUT, f"{peer}: {text}"))
+        return found
 
     # links
 
     async def _connect_for_ever(self, table: PrefillConfig, record: PeerRecord) -> None:
         longest_s = self._peer_config.reconnect_max_s
+        cooldowns = Cooldowns(self._peer_config.nic_retry_s, self._peer_config.nic_retry_max_s)
         delay_s = min(FIRST_DELAY_S, longest_s)
         while not self._closing:
             begun_at = self._clock()
@@ -195,7 +202,7 @@ class PeerManager:
             except OSError as error:
                 self._records.failed(record, wire.clip(str(error)))
             else:
-                link = self._new_link(transport)
+                link = self._new_link(transport, cooldowns)
                 record.link = link
                 await link.run()
                 # A session that lasted shows that all was well; one that dies at once does not.
@@ -204,12 +211,13 @@ class PeerManager:
             await asyncio.sleep(delay_s * (0.5 + 0.5 * self._jitter()))
             delay_s = min(2 * delay_s, longest_s)
 
-    def _new_link(self, transport: Transport) -> PeerLink:
+    def _new_link(self, transport: Transport, cooldowns: Cooldowns | None = None) -> PeerLink:
         core = Link(
             self._identity.hello,
             self._settings,
             nonce=self._entropy(wire.NONCE_BYTES),
             session_token=self._entropy(wire.SESSION_TOKEN_BYTES),
+            cooldowns=cooldowns,
         )
         link = PeerLink(
             core,

@@ -176,6 +176,10 @@ class PushMessenger:
         """A connection (local, remote NIC) died and the link lives: writes may be missing."""
         self._pair_down(session, _turned(pair), cause)
 
+    def pair_up(self, session: PeerSession, pair: tuple[int, int]) -> None:
+        """A pair is back: if it is lost again, the decode node must be told again."""
+        self._down.discard((session.session, _turned(pair)))
+
     # the fabric
 
     def fabric_event(self, event: Event) -> None:

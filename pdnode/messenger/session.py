@@ -58,3 +58,6 @@ class SessionListener(Protocol):
 
     def pair_fenced(self, session: PeerSession, pair: tuple[int, int]) -> None:
         """fence(session, pair), asked for by the messenger, is done."""
+
+    def pair_up(self, session: PeerSession, pair: tuple[int, int]) -> None:
+        """A pair that was lost is connected and probed again, and in `session.pairs`."""

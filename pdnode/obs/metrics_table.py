@@ -163,6 +163,10 @@ TABLE: Mapping[str, Metric] = {
         ),
         Metric("pdnode_fences_total", "counter", "", "Fences of peers and NICs.", ("cause",)),
         Metric(
+            "pdnode_nic_returns_total", "counter", "",
+            "Connections between two NICs that were lost and came back.",
+        ),
+        Metric(
             "pdnode_peer_up", "gauge", "", "1 while the session with a peer is up.",
             ("peer", "role"),
         ),

@@ -51,6 +51,7 @@ REGISTRY: Mapping[str, Kind] = {
         Kind("W202", "warning", "a peer is not reached", visible_after_s=1.0),
         Kind("W203", "warning", "a peer is up but does not get on"),
         Kind("W205", "error", "a peer's fence is not confirmed"),
+        Kind("W206", "warning", "a NIC carries nothing to a peer"),
     )
 }  # fmt: skip
 assert not any(kind.affects_readiness and kind.visible_after_s for kind in REGISTRY.values())

@@ -48,6 +48,7 @@ def seeds(first: int, runs: int) -> int:
         say(f"  {text}")
     say(
         f"{total.seeds} seeds, {total.requests} requests, {sum(total.faults.values())} faults, "
+        f"{total.returns} NIC pairs back, "
         f"{taken_s:.0f} s, {total.seeds / taken_s:.1f} seeds/s, {total.cpu_s:.0f} s of CPU, "
         f"{len(total.failures)} failed"
     )

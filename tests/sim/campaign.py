@@ -26,6 +26,7 @@ class Report:
 
     seeds: int = 0
     requests: int = 0
+    returns: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     cells: Counter[Cell] = field(default_factory=Counter)
@@ -35,6 +36,7 @@ class Report:
     def add(self, other: "Report") -> None:
         self.seeds += other.seeds
         self.requests += other.requests
+        self.returns += other.returns
         self.outcomes += other.outcomes
         self.faults += other.faults
         self.cells += other.cells
@@ -50,6 +52,7 @@ def failure_of(seed: int, report: Report | None = None) -> str | None:
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
     if report is not None:
         report.requests += result.requests
+        report.returns += result.returns
         report.outcomes += result.outcomes
         report.faults += result.faults
     return None

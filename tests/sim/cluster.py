@@ -46,6 +46,7 @@ class Result:
     outcomes: Counter[str]
     faults: Counter[str]
     requests: int
+    returns: int  # NIC pairs that were lost and came back
 
 
 class Cluster:
@@ -55,6 +56,7 @@ class Cluster:
         self.rng = rng = random.Random(seed)
         self.kernel = Kernel(rng)
         self.injected: Counter[str] = Counter()
+        self.returns = 0
         self.with_faults = faults
         # In a calm cluster everything answers soon, so that no deadline may ever be needed.
         self.calm = rng.random() < CALM_RATIO
@@ -260,7 +262,7 @@ class Cluster:
             for process in (*self.graves, *self.processes.values()):
                 process.loop.bury()
         outcomes = Counter(client.outcome or "" for client in self.clients)
-        return Result(outcomes, self.injected, len(self.clients))
+        return Result(outcomes, self.injected, len(self.clients), self.returns)
 
     def _heal(self) -> None:
         self.healed = True

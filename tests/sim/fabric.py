@@ -22,6 +22,8 @@ class Session:
     token: bytes
     connections: dict[Pair, Connection] = field(default_factory=dict)  # by (local, remote)
     probing: bool = False
+    fences: int = 0  # asked for and not done
+    reopened: int = 0  # NICs to be registered anew after them
 
 
 @dataclass(slots=True, eq=False)
@@ -92,9 +94,15 @@ class Core:
     def open_session(
         self, session: int, nics: Sequence[int], writable: Sequence[int], token: bytes
     ) -> None:
-        if self.alive:
+        if not self.alive:
+            return
+        found = self.sessions.get(session)
+        if found is not None and found.fences:
+            found.reopened += 1
+            return
+        if found is None:
             self.sessions[session] = Session(session, token)
-            self.say(Event("opened", session))
+        self.say(Event("opened", session))
 
     def descriptors(self, session: int) -> list[tuple[int, list[tuple[int, int, int, int, int]]]]:
         if session not in self.sessions:
@@ -134,11 +142,14 @@ class Core:
         if (found := self.sessions.get(session)) is not None and not self.memory.writable:
             for at, connection in found.connections.items():
                 connection.closing = connection.closing or pair in (None, at)
+        if found is not None:
+            found.fences += 1
         self.later(self.ether.quick(), lambda: self.do_fence(session, pair or WHOLE))
 
     def do_fence(self, session: int, pair: Pair) -> None:
         found = self.sessions.get(session)
         if found is not None:
+            found.fences -= 1
             for at in list(found.connections) if pair == WHOLE else [pair]:
                 connection = found.connections.pop(at, None)
                 if connection is not None:
@@ -150,6 +161,10 @@ class Core:
                         self.fail(transfer, "the session was fenced")
                         self.look(transfer)
         self.emit(Event("fenced", session, pair))
+        if found is not None and pair != WHOLE and not found.fences:
+            opened, found.reopened = found.reopened, 0
+            for _ in range(opened):
+                self.say(Event("opened", session))
 
     # target side
 

@@ -55,6 +55,8 @@ PEER = PeerConfig(
     request_stall_s=5.0,
     connect_timeout_s=1.5,
     reconnect_max_s=1.0,
+    nic_retry_s=0.8,
+    nic_retry_max_s=3.0,
 )
 
 
@@ -140,6 +142,18 @@ class NotingPulls(PullMessenger):
         super()._lost(pull, lost)
 
 
+class CountingPeering(Peering):
+    """Says that a NIC pair came back."""
+
+    def __init__(self, messenger: PullMessenger | PushMessenger, cluster: "Cluster") -> None:
+        super().__init__(messenger)
+        self._cluster = cluster
+
+    def pair_up(self, session: PeerSession, pair: tuple[int, int]) -> None:
+        self._cluster.returns += 1
+        super().pair_up(session, pair)
+
+
 class Process:
     """One life of a node, from its start to its crash."""
 
@@ -213,7 +227,7 @@ class Process:
             config,
             Identity(hello, nics, regions),
             self.core,  # type: ignore[arg-type]
-            Peering(messenger),
+            CountingPeering(messenger, self.cluster),
             dial=self._dial,
             counters=self._counters,
             clock=self.loop.time,

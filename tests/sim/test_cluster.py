@@ -26,6 +26,7 @@ def test_no_seed_breaks_a_promise() -> None:
     assert total.seeds >= RUNS
     assert contradictions(total.cells) == []
     assert total.requests >= MIN_REQUESTS * RUNS
+    assert total.returns >= RUNS // 10
     assert sum(total.faults.values()) >= MIN_FAULTS * RUNS
 
 

@@ -70,6 +70,7 @@ class Connection:
     outstanding: int = 0
     writes: list[Write] = field(default_factory=list)  # that may land or have not come back
     probes: set[str] = field(default_factory=set)
+    probed: bool = False
 
     @property
     def prefill_pair(self) -> Pair:
@@ -81,7 +82,7 @@ class Connection:
 
     @property
     def postable(self) -> bool:
-        return self.usable and not self.closing
+        return self.usable and self.probed and not self.closing
 
 
 class Ether:
@@ -119,9 +120,11 @@ class Ether:
     ) -> None:
         node = endpoint.decode().rpartition(":")[0]
         route = self._route(core.node, node)
+        before = session.connections.get(pair)
 
         def give_up() -> None:
-            if pair not in session.connections and core.sessions.get(session.number) is session:
+            there = session.connections.get(pair)
+            if there is before and core.sessions.get(session.number) is session:
                 core.emit(Event("lost", session.number, pair, text="no answer"))
 
         core.later(deadline_s, give_up)
@@ -158,6 +161,8 @@ class Ether:
 
     def probe(self, core: "Core", connection: Connection) -> None:
         """Both ends' probes have to cross; then each is told."""
+        if connection.probed:
+            return
         connection.probes.add(core.node)
         if len(connection.probes) == 2:
             self.kernel.at(2 * self._delay(), self._probed, connection)
@@ -168,6 +173,7 @@ class Ether:
         if self.blocked(connection):
             self.hold(connection, lambda: self._probed(connection))
             return
+        connection.probed = True
         decode, prefill = connection.decode, connection.prefill
         one = Event("probed", connection.decode_session, connection.pair)
         two = Event("probed", connection.prefill_session, connection.prefill_pair)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pdnode.core import link_effects as effects
 from pdnode.core import wire
+from pdnode.core.cooldown import Cooldowns
 from pdnode.core.heartbeat import Counters
 from pdnode.core.link import Link
 from pdnode.core.link_state import LinkSettings, State
@@ -15,6 +16,7 @@ from tests.support.link_nodes import GEOMETRY, hello
 SETTINGS = LinkSettings(
     token=None, heartbeat_s=0.5, link_lost_s=3.0, step_timeout_s=5.0, stall_s=30.0
 )
+SESSION_TOKEN = bytes([9]) * wire.SESSION_TOKEN_BYTES
 COUNTERS = Counters(0, False, 0, 0, 10)
 Act = Callable[[Link], list[effects.Effect]]
 OTHER = {Role.DECODE: Role.PREFILL, Role.PREFILL: Role.DECODE}
@@ -60,6 +62,7 @@ class Duo:
         nics: dict[Role, tuple[int, ...]] | None = None,
     ) -> None:
         self.now = 100.0
+        self.cooldowns = Cooldowns(30.0, 300.0)
         self.queue: deque[tuple[Role, Act]] = deque()
         self.ends: dict[Role, End] = {}
         for number, role in enumerate(OTHER):
@@ -68,7 +71,8 @@ class Duo:
                 (hellos or {}).get(role) or hello(role),
                 own,
                 nonce=bytes([number]) * wire.NONCE_BYTES,
-                session_token=bytes([9]) * wire.SESSION_TOKEN_BYTES,
+                session_token=SESSION_TOKEN,
+                cooldowns=self.cooldowns if role is Role.DECODE else None,
             )
             self.ends[role] = End(link, (nics or {}).get(role, (0,)))
         for role in OTHER:
@@ -111,6 +115,16 @@ class Duo:
                             nics, regions, self.now
                         ),
                     )
+                case effects.Reopen():
+                    regions = [scratch(*end.nics), memory(*end.nics)]
+                    self._later(
+                        role,
+                        lambda link, n=end.nics, r=regions: link.session_opened(
+                            addresses(*n), r if role is Role.DECODE else r[:1], self.now
+                        ),
+                    )
+                case effects.FencePair(pair=pair):
+                    self._later(role, lambda link, p=pair: link.pair_fenced(p, self.now))
                 case effects.Connect(pair=pair):
                     self._later(role, lambda link, p=pair: self._connected(role, p))
                 case effects.Probe():

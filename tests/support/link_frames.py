@@ -4,7 +4,7 @@ from typing import get_args
 
 from pdnode.core import wire
 from pdnode.types import Role
-from tests.support.link_duo import addresses, memory, scratch
+from tests.support.link_duo import SESSION_TOKEN, addresses, memory, scratch
 from tests.support.link_nodes import hello
 
 KINDS: tuple[type[wire.Message], ...] = get_args(wire.Frame)
@@ -16,7 +16,7 @@ def frames_of(peer: Role) -> dict[type[wire.Message], wire.Frame]:
     boot = greeting.boot
     key = f"{hello(Role.DECODE).boot}:1"
     nonce = b"n" * wire.NONCE_BYTES
-    session_token = b"t" * wire.SESSION_TOKEN_BYTES
+    session_token = SESSION_TOKEN
     samples: list[wire.Frame] = [
         wire.Auth(greeting.node, greeting.role, nonce),
         wire.AuthReply(greeting.node, greeting.role, nonce, b""),
@@ -35,7 +35,12 @@ def frames_of(peer: Role) -> dict[type[wire.Message], wire.Frame]:
         wire.Drained(key, 0.0, 0.0),
         wire.NicDown((0, 0), "x"),
         wire.NicFenced((0, 0)),
-        wire.NicUp((0, 0), addresses(0)[0], session_token, [scratch(0)]),
+        wire.NicUp(
+            (0, 0),
+            addresses(0)[0],
+            session_token,
+            [scratch(0), memory(0)] if peer is Role.DECODE else [scratch(0)],
+        ),
         wire.Regrant(key, 1 << 20),
         wire.Drain(),
         wire.Undrain(),

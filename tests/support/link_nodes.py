@@ -77,6 +77,9 @@ class Listener:
     def pair_lost(self, session: PeerSession, pair: tuple[int, int], cause: str) -> None:
         self._note("pair_lost", session.session, pair)
 
+    def pair_up(self, session: PeerSession, pair: tuple[int, int]) -> None:
+        self._note("pair_up", session.session, pair)
+
     def pair_fenced(self, session: PeerSession, pair: tuple[int, int]) -> None:
         self._note("pair_fenced", session.session, pair)
 

@@ -186,9 +186,8 @@ Connection* Group::choose(SessionPart* part, const Program& program, bool urgent
   for (size_t i = 0; i < count; ++i) {
     const size_t index = (part->next_connection + i) % count;
     Connection* connection = part->connections[index].get();
-    // An RDM connection is known to exist only once its probe came back.
-    const bool up = connection->state == Connection::State::kUp &&
-                    (connection->own || connection->probed);
+    // Only what has been proved both ways: a NIC that returns may take connections and no data.
+    const bool up = connection->state == Connection::State::kUp && connection->probed;
     if (!up || region->second.pieces.count(connection->pair.second) == 0) continue;
     *usable = true;
     if (!connection->has_room(urgent)) continue;
