@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -52,6 +52,7 @@ class NodeSpec:
     provider: str = "tcp"
     link_host: str = "127.0.0.1"  # where a prefill node's peer link listens
     nic: Mapping[str, object] | None = None  # its `[[fabric.nics]]` table
+    nics: Sequence[Mapping[str, object]] = ()  # or several
     netns: str = ""  # network namespace that it runs in
     ports: list[int] = field(default_factory=lambda: free_ports(3))
 
@@ -84,8 +85,8 @@ class NodeSpec:
             ("[api]", {"listen": f"127.0.0.1:{self.ports[0]}"}),
             ("[peer]", {"listen": f"{self.link_host}:{self.ports[1]}", **self.peer}),
         ]
-        if self.nic is not None:
-            tables.append(("[[fabric.nics]]", self.nic))
+        found = [*self.nics] if self.nic is None else [self.nic, *self.nics]
+        tables += [("[[fabric.nics]]", nic) for nic in found]
         tables += [
             ("[[prefill]]", {"name": peer.name, "address": f"{peer.link_host}:{peer.ports[1]}"})
             for peer in self.peers

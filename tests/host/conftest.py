@@ -1,0 +1,13 @@
+"""Fixtures of the tests that start nodes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_model import write_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose pages of 32 tokens have 64 KiB a layer."""
+    return write_tiny_llama(tmp_path_factory.mktemp("wide"), heads=8, head_dim=64, kv_heads=4)
