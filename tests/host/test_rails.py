@@ -81,7 +81,7 @@ async def back(hosts: Rails, client: Client, decode: RunningNode, rail: int) -> 
 async def test_four_nics_share_the_bytes_and_one_may_die(
     wide_model: Path, tmp_path: Path, hosts: Rails
 ) -> None:
-    with nodes(*pair(wide_model, tmp_path, hosts)) as (prefill, decode):
+    with nodes(*pair(wide_model, tmp_path, hosts)) as (_, decode):
         async with clients(decode.spec) as (client,):
             await client.wait_ready(decode)
             before = [rail.received_bytes() for rail in hosts.nics]
