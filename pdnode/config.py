@@ -6,7 +6,7 @@ Sizes in bytes, times in seconds, as the names say. Every key is in config.examp
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pdnode.types import Role, WhenNoPrefill
+from pdnode.types import Role, Verify, WhenNoPrefill
 
 AUTO = 0
 """In memory: a size or count that the daemon chooses (`"auto"` in the file)."""
@@ -52,6 +52,7 @@ class KvConfig:
     pool_bytes: int = AUTO
     dtype: str = "auto"  # auto: as [engine] dtype
     max_quarantined_ratio: float = 0.5  # of the pool; above it nothing is admitted
+    canary_pages: int = 0  # decode only
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class PeerConfig:
     nic_retry_s: float = 30.0
     nic_retry_max_s: float = 300.0
     max_peers: int = 64
+    verify: Verify = Verify.OFF  # decode only
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,13 @@ KV = Table(
             "Share of the pool that may wait for a fence; above it nothing is admitted.",
             reload=True,
         ),
+        Key(
+            "canary_pages",
+            Integer(0, 1024),
+            0,
+            "Decode only: pages that are set aside all over the pool and that nobody may write to; "
+            "looked at every second. For tests and for the search for a fault. Host memory only.",
+        ),
     ),
 )
 
@@ -374,6 +381,15 @@ PEER = Table(
         ),
         Key("nic_retry_max_s", Number(0.1, 86400), 300.0, "The longest that it gets by doubling."),
         Key("max_peers", Integer(1, 4096), 64, "Links at a time.", reload=True),
+        Key(
+            "verify",
+            Choice(("off", "once", "twice")),
+            "off",
+            "Decode only: compare pages with digests of what the prefill node wrote, before the "
+            "first token, and with twice also when the request ends. A difference fails the "
+            "request. Host memory only.",
+            reload=True,
+        ),
     ),
 )
 

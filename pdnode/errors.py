@@ -109,6 +109,12 @@ class Stalled(Cause):
     code = "stalled"
 
 
+class Corrupted(Cause):
+    """`[peer] verify`: pages of the prompt do not hold what the prefill wrote."""
+
+    code = "kv_corrupted"
+
+
 class ClientGone(Cause):
     """The client left; nobody reads the answer."""
 

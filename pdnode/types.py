@@ -36,6 +36,14 @@ class WhenNoPrefill(StrEnum):
     REFUSE = "refuse"
 
 
+class Verify(StrEnum):
+    """How often pages are compared with digests of what the peer wrote (`[peer] verify`)."""
+
+    OFF = "off"
+    ONCE = "once"  # before the first token
+    TWICE = "twice"  # and when the request ends
+
+
 class Run(NamedTuple):
     """`count` neighbouring pages from page number `start` on."""
 

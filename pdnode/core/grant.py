@@ -188,23 +188,27 @@ class Grant:
         return []
 
     def overshoot(self, slot: Slot, now: float) -> list[Effect]:
-        """More immediates than the plan allows: what the pages hold cannot be trusted."""
+        """More immediates than the plan allows."""
+        text = "more page writes arrived than were planned"
+        return self.distrust(slot, FailCause.OVERSHOOT, text, now)
+
+    def distrust(self, slot: Slot, cause: FailCause, text: str, now: float) -> list[Effect]:
+        """What was written under this immediate cannot be trusted."""
         if slot not in self.slots:
             return []
-        text = "more page writes arrived than were planned"
         if self.state is GrantState.DISPATCHED:
-            return self._lose(FailCause.OVERSHOOT, text, now)
+            return self._lose(cause, text, now)
         if self.reading:
-            return [Lost(FailCause.OVERSHOOT, text, retry=False)]
+            return [Lost(cause, text, retry=False)]
         return []
 
-    def session_lost(self, text: str, now: float) -> list[Effect]:
+    def session_lost(self, text: str, now: float, *, silent: bool = False) -> list[Effect]:
         """The link is gone. What is complete stays complete: its bytes are here."""
         self.link_dropped = True
+        lost = Lost(FailCause.SILENT if silent else FailCause.LINK_LOST, text, retry=True)
         if self.state is GrantState.RESERVED:
-            return [Lost(FailCause.LINK_LOST, text, retry=True), *self._free()]
+            return [lost, *self._free()]
         if self.state is GrantState.DISPATCHED:
-            lost = Lost(FailCause.LINK_LOST, text, retry=True)
             return [lost, *self._wait(GrantState.FAILED, now)]
         return []
 

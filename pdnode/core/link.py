@@ -100,7 +100,8 @@ class Link(LinkParts):
             self._lose(f"no {step} within {self._settings.step_timeout_s:g} s", now, say=True)
         elif self._liveness is not None and self.state in SESSION_STEPS:
             if self._liveness.silent(now):
-                self._lose(f"silent for {self._settings.link_lost_s:g} s", now, say=True)
+                text = f"silent for {self._settings.link_lost_s:g} s"
+                self._lose(text, now, say=True, silent=True)
             elif self._liveness.due(now):
                 self._send(self._liveness.beat(now, self._hello.boot, counters))
             if self._returns is not None:
@@ -282,7 +283,9 @@ class Link(LinkParts):
     def _take_message(self, frame: wire.Frame, now: float) -> None:
         """A frame for the messenger, if it comes from the side that sends such frames."""
         match self._decode, frame:
-            case True, wire.Accepted() | wire.Progress() | wire.Failed() | wire.Drained():
+            case True, (
+                wire.Accepted() | wire.Progress() | wire.Sent() | wire.Failed() | wire.Drained()
+            ):
                 self._peer.check_key(frame.key)
             case False, wire.Dispatch() | wire.Cancel() | wire.Regrant():
                 self._peer.check_key(frame.key)
@@ -420,7 +423,15 @@ class Link(LinkParts):
         self._send(wire.Refuse(reasons))
         self._lose("; ".join(reasons), now, refused=True)
 
-    def _lose(self, cause: str, now: float, *, say: bool = False, refused: bool = False) -> None:
+    def _lose(
+        self,
+        cause: str,
+        now: float,
+        *,
+        say: bool = False,
+        refused: bool = False,
+        silent: bool = False,
+    ) -> None:
         """The one way out. The fence comes first, before anyone hears of the loss."""
         assert self.state not in OVER
         cause = wire.clip(cause)
@@ -430,7 +441,7 @@ class Link(LinkParts):
             self._cooldowns.forgive(now - self._settings.link_lost_s)
         self._returns = None
         self.live_pairs = set()
-        self._out.append(SessionLost(cause, refused))
+        self._out.append(SessionLost(cause, refused, silent))
         if say:
             self._send(wire.Bye(cause))
         self._out.append(CloseTransport(cause))

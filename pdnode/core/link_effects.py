@@ -105,10 +105,12 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The link is over; once per link. `refused`: the two nodes do not fit, or may not talk."""
+    """The link is over; once per link. `refused`: the two nodes do not fit, or may not talk.
+    `silent`: nothing was heard of the peer for `link_lost_s`."""
 
     cause: str
     refused: bool
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

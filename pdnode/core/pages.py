@@ -15,12 +15,14 @@ Time alone frees nothing, so quarantined pages bound what can be admitted.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from pdnode.types import Run
 
-_FREE, _RESERVED, _USED, _QUARANTINED = range(4)
-_NAMES = ("free", "reserved", "used", "quarantined")
+_FREE, _RESERVED, _USED, _QUARANTINED, _WITHHELD = range(5)
+_NAMES = ("free", "reserved", "used", "quarantined", "withheld")
 
 _FROM_FREE = (_FREE,)
 _FROM_RESERVED = (_RESERVED,)
@@ -30,7 +32,7 @@ _FROM_OWNED = (_RESERVED, _USED, _QUARANTINED)
 
 
 class PageCounts(NamedTuple):
-    """Pages by state; the sum is the pool."""
+    """Pages by state; the sum is the pool, without what is withheld."""
 
     free: int
     reserved: int  # granted, KV not complete; never evicted
@@ -40,16 +42,24 @@ class PageCounts(NamedTuple):
 
 
 class PagePool:
-    """Pages 0 … pages - 1. Costs go by the number of runs, not of pages, unless some are shared."""
+    """Pages 0 … pages - 1. Costs go by the number of runs, not of pages, unless some are shared.
 
-    def __init__(self, pages: int) -> None:
+    `withheld` pages, in rising order, belong to nobody and are not counted.
+    """
+
+    def __init__(self, pages: int, withheld: Sequence[int] = ()) -> None:
         assert pages >= 0
+        self.withheld = tuple(withheld)
         self._state = bytearray(pages)  # state of each page
-        self._counts = [pages, 0, 0, 0]  # pages in each state
+        self._counts = [pages - len(withheld), 0, 0, 0]  # pages in each state
         self._shared: dict[int, int] = {}  # references beyond the first
         self._free = _FreeRuns()
-        if pages:
-            self._free.put(0, pages)
+        for before, after in pairwise((-1, *withheld, pages)):
+            assert before < after, "withheld pages rise"
+            if before + 1 < after:
+                self._free.put(before + 1, after)
+        for page in withheld:
+            self._state[page] = _WITHHELD
 
     @property
     def counts(self) -> PageCounts:

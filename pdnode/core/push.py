@@ -118,6 +118,16 @@ class Push:
         return self.computed_tokens == self.total_tokens
 
     @property
+    def alive(self) -> bool:
+        """It has neither ended nor been given up, by either side."""
+        return self.state in _ALIVE
+
+    @property
+    def may_finish(self) -> bool:
+        """Whether the transfer that is open now may be the one that ends it with success."""
+        return self.alive and self.attempt is not None and not self.attempt.stopped
+
+    @property
     def queue_s(self) -> float:
         return 0.0 if self.started_at is None else self.started_at - self.queued_at
 

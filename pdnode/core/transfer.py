@@ -46,7 +46,9 @@ class FailCause(StrEnum):
     OVERSHOOT = "overshoot"
     STALLED = "stalled"
     LINK_LOST = "link_lost"
+    SILENT = "silent"  # the link is lost because the peer was not heard for `link_lost_s`
     SHORT = "short"  # drained, but the count never came
+    CORRUPT = "corrupt"  # pages do not hold what was sent: no other peer is asked
 
 
 @dataclass(frozen=True, slots=True)

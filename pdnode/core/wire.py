@@ -6,7 +6,8 @@ Who sends what, in the order of a session (D decode node, P prefill node; D open
     D Hello → P Hello                             compared field by field, Refuse names what differs
     P SessionOffer → D SessionAnswer → P SessionReady
     both Probed                                   the session is up
-    D Dispatch, Cancel, Regrant, NicFenced        P Accepted, Progress, Failed, Drained, NicDown
+    D Dispatch, Cancel, Regrant, NicFenced        P Accepted, Progress, Sent, Failed, Drained,
+                                                    NicDown
     both Heartbeat, Drain, Undrain, NicUp, Bye
 
 Only durations travel, never clock readings. A frame is at most `MAX_FRAME_BYTES`.
@@ -28,6 +29,7 @@ MAX_REASONS = 32
 MAX_NICS = 64
 MAX_PAIRS = 256
 MAX_RANKS = 1024
+MAX_DIGESTS_BYTES = 1 << 20  # of one Sent
 NONCE_BYTES = 32
 SESSION_TOKEN_BYTES = 16
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -176,7 +178,7 @@ class Dispatch(Message, frozen=True, tag="dispatch"):
     context_slot: int  # -1: no context wanted
     deadline_s: Seconds  # without progress for so long, the decode node gives up
     priority: int
-    verify: str = "off"
+    verify: str = "off"  # types.Verify; else Sent follows for every page, before Drained
     traceparent: Annotated[str, Meta(max_length=64)] = ""  # W3C, of the client, for both logs
     group: Natural = 0  # the decode node's TP group that owns the request: `pages` are its pages
 
@@ -191,6 +193,14 @@ class Progress(Message, frozen=True, tag="progress"):
     computed_tokens: Natural
     queue_s: Seconds  # how long it waited in the queue
     prefill_s: Seconds  # since its first pass began
+
+
+class Sent(Message, frozen=True, tag="sent"):
+    """Digests of computed pages, in the order of the dispatch's pages (core/digests.py)."""
+
+    key: Name
+    first: Natural  # index of the first of these pages
+    digests: Annotated[bytes, Meta(min_length=1, max_length=MAX_DIGESTS_BYTES)]
 
 
 class Failed(Message, frozen=True, tag="failed"):
@@ -289,6 +299,7 @@ Frame = (
     | Dispatch
     | Accepted
     | Progress
+    | Sent
     | Failed
     | Cancel
     | Drained

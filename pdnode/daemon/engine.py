@@ -13,6 +13,7 @@ from pdnode.core.geometry import KvGeometry
 from pdnode.core.pages import PageCounts, PagePool
 from pdnode.core.schedule import Scheduler
 from pdnode.daemon.steps import StepFigures, StepLoop
+from pdnode.daemon.verification import choose_canaries
 from pdnode.engine.group import WorkerGroup
 from pdnode.engine.protocol import Init, Loading
 from pdnode.messenger.gate import PageGate
@@ -143,5 +144,6 @@ def _scheduler(config: Config) -> Scheduler:
 
 def _group(config: Config, worker: WorkerGroup, geometry: KvGeometry) -> Group:
     quarantined = int(config.kv.max_quarantined_ratio * geometry.pages)
-    gate = PageGate(PagePool(geometry.pages), quarantined)
+    canaries = choose_canaries(geometry.pages, config.kv.canary_pages)
+    gate = PageGate(PagePool(geometry.pages, canaries), quarantined)
     return Group(worker, gate, StepLoop(_scheduler(config), worker))

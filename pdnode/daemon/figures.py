@@ -10,6 +10,7 @@ from pdnode.daemon.engine import Engine
 from pdnode.daemon.peering import Peering
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.transfer import Transfer
+from pdnode.messenger.digests import PageVerifier
 from pdnode.messenger.peers import PeerManager
 from pdnode.messenger.pull import PullMessenger
 from pdnode.messenger.push import PushMessenger
@@ -34,6 +35,7 @@ class Figures:
     pull: PullMessenger | None = None
     push: PushMessenger | None = None
     peering: Peering | None = None
+    verifier: PageVerifier | None = None  # of a decode node
 
     def read(self) -> NodeFigures:
         push, pull, engine = self.push, self.pull, self.engine
@@ -42,6 +44,7 @@ class Figures:
             failures = dict(push.figures.failures)
         if pull is not None:
             failures = dict(pull.figures.failures)
+        verified = None if self.verifier is None else self.verifier.figures
         odd = {} if self.transfer is None else self.transfer.fabric.statistics()
         shown: Counter[tuple[str, ...]] = Counter(
             (one.code, one.severity) for one in self.warnings.current()
@@ -65,6 +68,8 @@ class Figures:
             steps=0 if engine is None else engine.figures.steps,
             warnings=shown,
             log_lines_held=lines_held(),
+            pages_verified={} if verified is None else verified.pages,
+            mismatches={} if verified is None else verified.mismatches,
         )
 
     @property

@@ -33,8 +33,10 @@ from pdnode.daemon.placement import choose_threads
 from pdnode.daemon.reload import ConfigSource
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.transfer import Transfer, open_transfer
+from pdnode.daemon.verification import Verification
 from pdnode.engine.protocol import Loading
 from pdnode.errors import ConfigError, EngineDied, Exit, Problem, Unavailable
+from pdnode.messenger.digests import Digester, PageVerifier
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.groups import SourceGroup, SourceRegion
 from pdnode.messenger.peer_link import Identity
@@ -194,12 +196,21 @@ class Node:
         """Messenger and peer links over the workers' memory."""
         config = self._config
         regions = [transfer.add_memory(one.worker, engine.geometry) for one in engine.groups]
+        verification = Verification(
+            transfer.fabric,
+            engine.geometry,
+            [[rank.region for rank in ranks] for ranks in regions],
+        )
+        stack.callback(verification.close)
+        for group, ranks in zip(engine.groups, regions, strict=True):
+            for rank, fd in zip(ranks, group.worker.region_fds, strict=True):
+                await verification.watch(rank.region, fd, group.gate.pool.withheld)
         boot = self._boot
         hello = self._hello(boot, engine, transfer, model_print)
         peering = Peering(
-            self._make_push(transfer, engine, regions)
+            self._make_push(transfer, engine, regions, verification.digester)
             if config.node.role is Role.PREFILL
-            else self._make_pull(transfer, engine, boot)
+            else self._make_pull(transfer, engine, boot, verification.verifier)
         )
         self._figures.peering = peering
         dialer = PeerDialer(config.peer)
@@ -236,12 +247,17 @@ class Node:
         event(_log, logging.INFO, "peer.listening", "peer link listens", host=host, port=port)
 
     def _make_push(
-        self, transfer: Transfer, engine: Engine, regions: Sequence[tuple[SourceRegion, ...]]
+        self,
+        transfer: Transfer,
+        engine: Engine,
+        regions: Sequence[tuple[SourceRegion, ...]],
+        digester: Digester,
     ) -> PushMessenger:
         limits = DispatchLimits(
             vocabulary=self._model.vocabulary,
             context_tokens=self._model.context_tokens,
             max_waiting=self._config.engine.max_waiting,
+            verify=True,
         )
         self._push = PushMessenger(
             geometry=engine.geometry,
@@ -255,12 +271,15 @@ class Node:
             drop_link=self._drop_link,
             records=self._records,
             clock=time.monotonic,
+            digester=digester,
         )
         transfer.engine.on(frozenset({"drained", "failed", "settled"}), self._push.fabric_event)
         self._figures.push = self._push
         return self._push
 
-    def _make_pull(self, transfer: Transfer, engine: Engine, boot: BootId) -> PullMessenger:
+    def _make_pull(
+        self, transfer: Transfer, engine: Engine, boot: BootId, verifier: PageVerifier
+    ) -> PullMessenger:
         self._pull = PullMessenger(
             boot=boot,
             geometry=engine.geometry,
@@ -270,7 +289,10 @@ class Node:
             peer=self._config.peer,
             drop_link=self._drop_link,
             clock=time.monotonic,
+            verifier=verifier,
         )
+        self._figures.verifier = verifier
+        self._observed.warnings.add_source(verifier.conditions)
         transfer.engine.on(frozenset({"reached", "overshoot"}), self._pull.fabric_event)
         self._figures.pull = self._pull
         return self._pull

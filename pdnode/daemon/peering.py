@@ -30,10 +30,10 @@ class Peering:
     def session_frame(self, session: PeerSession, frame: Frame) -> None:
         self._messenger.session_frame(session, frame)
 
-    def session_lost(self, session: PeerSession, cause: str) -> None:
+    def session_lost(self, session: PeerSession, cause: str, *, silent: bool) -> None:
         event(_log, logging.WARNING, "session.lost", "peer lost", peer=session.node, cause=cause)
         if isinstance(self._messenger, PullMessenger):
-            self._messenger.session_lost(session, cause)
+            self._messenger.session_lost(session, cause, silent=silent)
         else:
             self._messenger.session_lost(session)
 

@@ -16,7 +16,7 @@ from pdnode.core.request import Request
 from pdnode.core.transfer import FailCause
 from pdnode.daemon.flight import Flight, Times
 from pdnode.daemon.steps import StepLoop
-from pdnode.errors import BadRequest, Cause, PrefillLost, QueueFull, Stalled, Unavailable
+from pdnode.errors import BadRequest, Cause, Corrupted, PrefillLost, QueueFull, Stalled, Unavailable
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.pull import Outcome, PullMessenger
 from pdnode.messenger.session import PeerSession
@@ -256,6 +256,8 @@ class NodeService:
             if outcome.complete:
                 return
             last = _cause(outcome, session.node)
+            if outcome.cause is FailCause.CORRUPT:
+                raise last  # a fault to be found, not to be covered up
 
     async def _pull(
         self, flight: Flight, session: PeerSession, pages: tuple[Run, ...]
@@ -378,8 +380,10 @@ def _takes(session: PeerSession, tokens: int) -> bool:
 def _cause(outcome: Outcome, node: str) -> Cause:
     """The HTTP answer when this was the last way (docs/api.md)."""
     text = f"prefill {node}: {outcome.text}"
-    if outcome.cause is FailCause.STALLED or outcome.text.startswith("silent"):
+    if outcome.cause in (FailCause.STALLED, FailCause.SILENT):
         return Stalled(text)
     if outcome.cause in (FailCause.OVERLOADED, FailCause.DRAINING):
         return Unavailable(text)
+    if outcome.cause is FailCause.CORRUPT:
+        return Corrupted(text)
     return PrefillLost(text)

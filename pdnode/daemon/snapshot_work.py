@@ -9,7 +9,7 @@ from pdnode.core.wire import clip
 from pdnode.daemon.figures import Figures
 from pdnode.daemon.flight import Flight
 from pdnode.messenger.pull import Pull, PullMessenger
-from pdnode.messenger.push import OpenPush
+from pdnode.messenger.push_figures import OpenPush
 from pdnode.obs.snapshot import Request, Transfer
 
 _PUSH_STATES = {

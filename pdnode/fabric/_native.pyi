@@ -89,6 +89,20 @@ class Fabric:
         region number. Where the provider pins, a helper thread registers and this waits for it."""
     def remove_region(self, region: int) -> None:
         """Unmap. No session may have it any more."""
+    def digest(
+        self,
+        region: int,
+        layers: int,
+        layer_stride: int,
+        page_stride: int,
+        offset: int,
+        length: int,
+        pages: Sequence[int],
+    ) -> bytes:
+        """xxh3-64 of `length` bytes from `offset` on of each page, in each layer: eight bytes
+        each, little-endian, in the order of `pages`, the layers of a page together. The one call
+        that any thread may make: it reads the mapping, without the GIL. FabricError if a page is
+        outside the region."""
     def add_counter(self, page_fd: int) -> int:
         """After the groups: map a worker's counter page; every group watches it while a program
         needs it."""

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pdnode.core import wire
 from pdnode.core.geometry import KvGeometry
 from pdnode.messenger.session import PeerSession
+from pdnode.types import Verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class DispatchLimits:
     vocabulary: int
     context_tokens: int
     max_waiting: int
+    verify: bool = False  # whether this node can send digests
 
 
 def check_dispatch(
@@ -33,10 +35,11 @@ def check_dispatch(
         return f"first_page: {frame.first_page}, only 0 is supported"
     if frame.context_slot != -1:
         return f"context_slot: {frame.context_slot}, only -1 is supported"
-    if frame.verify != "off":
-        return f"verify: {frame.verify!r}, only 'off' is supported"
     if frame.group >= session.groups:
         return f"group: {frame.group}, this peer has 0 to {session.groups - 1}"
+    allowed = tuple(Verify) if limits.verify else (Verify.OFF,)
+    if frame.verify not in allowed:
+        return f"verify: {frame.verify!r}; allowed: {', '.join(allowed)}"
     problem = check_immediate(frame.immediate)
     return problem or _check_pages(frame, session.geometry.pages, geometry.pages_for(tokens))
 

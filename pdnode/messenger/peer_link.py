@@ -330,7 +330,7 @@ class PeerLink:
                     peer.up = False
                 self._owner.link_lost(self, effect)
                 if peer is not None:
-                    listener.session_lost(peer, effect.cause)
+                    listener.session_lost(peer, effect.cause, silent=effect.silent)
             case effects.Finished():
                 self._finished.set()
                 self._owner.link_finished(self)

@@ -18,11 +18,21 @@ from pdnode.core.plan import expected_units
 from pdnode.core.slots import Slot, SlotPool
 from pdnode.core.transfer import FailCause
 from pdnode.fabric._native import Event, Fabric
+from pdnode.messenger.digests import PageMismatch, PageVerifier, PullDigests
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.session import PeerSession
-from pdnode.types import BootId, NodeId, RequestKey, Run, SessionId, count_pages
+from pdnode.types import (
+    BootId,
+    NodeId,
+    RequestKey,
+    Run,
+    SessionId,
+    Verify,
+    count_pages,
+    expand_runs,
+)
 
-_OF_A_REQUEST = (wire.Accepted, wire.Progress, wire.Failed, wire.Drained)
+_OF_A_REQUEST = (wire.Accepted, wire.Progress, wire.Sent, wire.Failed, wire.Drained)
 
 
 class Outcome(NamedTuple):
@@ -51,6 +61,8 @@ class Pull:
     queue_s: float = 0.0  # as the prefill said
     prefill_s: float = 0.0
     units: int = 0  # page units expected
+    digests: PullDigests | None = None
+    unchecked: list[Slot] = field(default_factory=list)  # reached before all digests were known
 
     @property
     def over(self) -> bool:
@@ -77,7 +89,8 @@ class PullFigures:
 class PullMessenger:
     """Decode side. `gates`: one per TP group of this node, all of `geometry`.
 
-    `drop_link(session, text)` makes the peer manager lose and fence a session.
+    `drop_link(session, text)` makes the peer manager lose and fence a session. Without a
+    `verifier` pages are never verified, whatever `peer` says.
     """
 
     def __init__(
@@ -91,6 +104,7 @@ class PullMessenger:
         peer: PeerConfig,
         drop_link: Callable[[PeerSession, str], None],
         clock: Callable[[], float],
+        verifier: PageVerifier | None = None,
     ) -> None:
         self._boot = boot
         self._geometry = geometry
@@ -100,6 +114,7 @@ class PullMessenger:
         self._peer = peer
         self._drop_link = drop_link
         self._clock = clock
+        self._verifier = verifier
         self._attempts = 0
         self._pulls: dict[RequestKey, Pull] = {}
         self._by_slot: dict[int, Pull] = {}
@@ -159,6 +174,7 @@ class PullMessenger:
             begun_at=now,
         )
         self._pulls[key] = pull
+        verify = self._expect_digests(pull)
         self.figures.begun += 1
         self._arm(pull)
         session.send(
@@ -172,6 +188,7 @@ class PullMessenger:
                 context_slot=-1,
                 deadline_s=self._peer.request_stall_s,
                 priority=priority,
+                verify=verify,
                 traceparent=traceparent,
                 group=group,
             )
@@ -182,12 +199,22 @@ class PullMessenger:
     def abandon(self, pull: Pull) -> None:
         """Nobody waits for this attempt any more, whatever its state. Idempotent."""
         pull.outcome.cancel()
-        now = self._clock()
-        self._apply(pull, pull.grant.end(now) if pull.grant.reading else pull.grant.cancel(now))
+        if pull.grant.reading:
+            self.end(pull)
+        else:
+            self._apply(pull, pull.grant.cancel(self._clock()))
 
     def end(self, pull: Pull) -> None:
-        """Nobody reads the pages of a complete pull any more."""
-        self._apply(pull, pull.grant.end(self._clock()))
+        """Nobody reads the pages of a complete pull any more, but for a last look at them."""
+        digests = pull.digests
+        if digests is None or not digests.again or not pull.grant.reading:
+            self._apply(pull, pull.grant.end(self._clock()))
+        elif not digests.ending:
+            digests.ending = True
+            assert self._verifier is not None
+            self._verifier.check(
+                digests, digests.again, lambda found: self._checked_again(pull, digests, found)
+            )
 
     def outstanding_tokens(self, node: NodeId) -> int:
         """Prompt tokens given to this peer whose pages are not complete."""
@@ -234,7 +261,7 @@ class PullMessenger:
     def _heard(
         self,
         pull: Pull,
-        frame: wire.Accepted | wire.Progress | wire.Failed | wire.Drained,
+        frame: wire.Accepted | wire.Progress | wire.Sent | wire.Failed | wire.Drained,
         now: float,
     ) -> list[transfer.Effect]:
         match frame:
@@ -243,15 +270,17 @@ class PullMessenger:
             case wire.Progress():
                 pull.queue_s, pull.prefill_s = frame.queue_s, frame.prefill_s
                 return pull.grant.progress(frame.computed_tokens, now)
+            case wire.Sent():
+                return self._heard_digests(pull, frame, now)
             case wire.Failed():
                 return pull.grant.failed(_cause(frame.cause), frame.text, frame.pairs, now)
             case wire.Drained():
                 pull.queue_s, pull.prefill_s = frame.queue_s, frame.prefill_s
                 return pull.grant.drain_done(now)
 
-    def session_lost(self, session: PeerSession, cause: str) -> None:
+    def session_lost(self, session: PeerSession, cause: str, *, silent: bool = False) -> None:
         for pull in self._of(session):
-            self._apply(pull, pull.grant.session_lost(cause, self._clock()))
+            self._apply(pull, pull.grant.session_lost(cause, self._clock(), silent=silent))
 
     def session_fenced(self, session: PeerSession) -> None:
         for pull in self._of(session):
@@ -283,10 +312,69 @@ class PullMessenger:
         if pull is None:
             return
         slot = Slot(event.slot, event.generation)
-        if event.kind == "reached":
+        if event.kind == "reached" and pull.digests is not None:
+            pull.unchecked.append(slot)
+            self._check(pull, pull.digests)
+        elif event.kind == "reached":
             self._apply(pull, pull.grant.reached(slot, self._clock()))
         else:
             self._apply(pull, pull.grant.overshoot(slot, self._clock()))
+
+    # digests
+
+    def _expect_digests(self, pull: Pull) -> Verify:
+        if self._verifier is None or self._peer.verify is Verify.OFF:
+            return Verify.OFF
+        pages = expand_runs(pull.pages)[: pull.sent_pages]
+        # What follows the prompt goes on in its last page, if that is not full.
+        full = pull.tokens // self._geometry.page_tokens
+        again = full if self._peer.verify is Verify.TWICE else 0
+        pull.digests = self._verifier.expect(
+            pull.session.geometry, pages, group=pull.group, again=again
+        )
+        return self._peer.verify
+
+    def _heard_digests(self, pull: Pull, frame: wire.Sent, now: float) -> list[transfer.Effect]:
+        if pull.digests is None:
+            return []  # nobody asked
+        wrong = pull.digests.said.add(frame.first, frame.digests)
+        if wrong is not None:
+            return pull.grant.distrust(pull.grant.slot, FailCause.REJECTED, wrong, now)
+        self._check(pull, pull.digests)
+        return []
+
+    def _check(self, pull: Pull, digests: PullDigests) -> None:
+        """Compare what has landed, once the peer has said what it should be."""
+        assert self._verifier is not None
+        if not digests.said.complete:
+            return
+        while pull.unchecked:
+            slot = pull.unchecked.pop()
+            self._verifier.check(
+                digests,
+                pull.sent_pages,
+                lambda found, slot=slot: self._checked(pull, slot, found),  # type: ignore[misc]
+            )
+
+    def _checked(self, pull: Pull, slot: Slot, found: PageMismatch | None) -> None:
+        assert self._verifier is not None
+        if pull.grant.state is not GrantState.DISPATCHED:
+            return  # given up meanwhile: the pages may have been anybody's
+        text = self._verifier.report(
+            "completion", pull.sent_pages, found, session=pull.session, request_id=pull.request_id
+        )
+        now = self._clock()
+        if text:
+            self._apply(pull, pull.grant.distrust(slot, FailCause.CORRUPT, text, now))
+        else:
+            self._apply(pull, pull.grant.reached(slot, now))
+
+    def _checked_again(self, pull: Pull, digests: PullDigests, found: PageMismatch | None) -> None:
+        assert self._verifier is not None
+        self._verifier.report(
+            "release", digests.again, found, session=pull.session, request_id=pull.request_id
+        )
+        self._apply(pull, pull.grant.end(self._clock()))
 
     # inside
 

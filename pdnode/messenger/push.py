@@ -9,7 +9,6 @@ Everything runs on the event loop.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from pdnode.config import PeerConfig
 from pdnode.core import transfer, wire
@@ -19,14 +18,16 @@ from pdnode.core.push import Push, PushState
 from pdnode.core.schedule import Chunk
 from pdnode.core.transfer import FailCause
 from pdnode.fabric._native import Event, Fabric, FabricError
+from pdnode.messenger.digests import Digester, SourceDigests
 from pdnode.messenger.dispatch import DispatchLimits, check_dispatch, check_immediate
 from pdnode.messenger.gate import Ticket
 from pdnode.messenger.groups import SourceGroup
+from pdnode.messenger.push_figures import OpenPush, PushFigures
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.log import event
 from pdnode.obs.records import LayerTimes, Records, TransferRecord
 from pdnode.obs.trace import trace_id
-from pdnode.types import RequestKey, Run, SequenceId, SessionId, TransferId, expand_runs
+from pdnode.types import RequestKey, Run, SequenceId, SessionId, TransferId, Verify, expand_runs
 
 _log = logging.getLogger(__name__)
 
@@ -51,30 +52,13 @@ class _Work:
     chunks: dict[TransferId, list[int]] = field(default_factory=dict)  # chunk of each submit
     layers: list[LayerTimes] = field(default_factory=list)
     outcome: str = "drained"
-
-
-class OpenPush(NamedTuple):
-    """A dispatch that is not over, for those who watch."""
-
-    dispatch: wire.Dispatch
-    peer: str
-    push: Push
-    begun_at: float
-
-
-@dataclass(slots=True)
-class PushFigures:
-    """Counters since start."""
-
-    accepted: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    drained: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)  # by peer
+    digests: SourceDigests | None = None
+    held: TransferId | None = None  # drained, but digests of its pages have yet to be sent
 
 
 class PushMessenger:
-    """Prefill side. `drop_link(session, text)` makes the peer manager lose and fence a session."""
+    """Prefill side. `drop_link(session, text)` makes the peer manager lose and fence a session.
+    Without a `digester` a dispatch that asks for digests is refused."""
 
     def __init__(
         self,
@@ -87,6 +71,7 @@ class PushMessenger:
         drop_link: Callable[[PeerSession, str], None],
         records: Records,
         clock: Callable[[], float],
+        digester: Digester | None = None,
     ) -> None:
         assert groups
         assert all(len(group.regions) == geometry.tp for group in groups)
@@ -98,6 +83,7 @@ class PushMessenger:
         self._drop_link = drop_link
         self._records = records
         self._clock = clock
+        self._digester = digester
         self._transfers = 0
         self._work: dict[RequestKey, _Work] = {}
         self._by_transfer: dict[TransferId, _Work] = {}
@@ -191,7 +177,8 @@ class PushMessenger:
         now = self._clock()
         push = work.push
         if event.kind == "drained":
-            self._apply(work, push.transfer_drained(number, now))
+            work.held = number
+            self._release(work)
             return
         pairs = [_turned(pair) for pair in event.pairs]
         left = any(pair not in event.pairs for pair in work.session.pairs)
@@ -241,6 +228,9 @@ class PushMessenger:
         destination = expand_runs(tuple(Run(run.start, run.count) for run in frame.pages))
         group = min(self._groups, key=lambda one: (self._load(one), -one.gate.pool.counts.free))
         work = _Work(push, session, frame, group, destination, now, now, self._chunks)
+        if self._digester is not None and frame.verify != Verify.OFF:
+            regions = [source.region for source in group.regions]
+            work.digests = SourceDigests(self._digester, regions, key, len(destination))
         session.send(wire.Accepted(frame.key, len(self._work)))
         self._work[key] = work
         self.figures.accepted += 1
@@ -282,9 +272,13 @@ class PushMessenger:
             found, chunk=chunk.number, base=base, last=chunk.last, now=self._clock()
         )
         self._apply(work, effects)
+        if work.digests is not None:
+            work.digests.planned.append(found)
 
     def _computed(self, work: _Work, chunk: Chunk) -> None:
         self._chunks += 1
+        if work.digests is not None:
+            work.digests.computed(lambda frames: self._digested(work, frames))
         self._apply(work, work.push.pass_done(chunk.end, self._clock()))
 
     def _load(self, group: SourceGroup) -> int:
@@ -295,6 +289,19 @@ class PushMessenger:
             if work.group is group and work.ticket is not None
         )
         return gated + group.schedule.waiting_tokens()
+
+    def _digested(self, work: _Work, frames: list[wire.Sent]) -> None:
+        if work.push.alive:
+            for frame in frames:
+                work.session.send(frame)
+        self._release(work)
+
+    def _release(self, work: _Work) -> None:
+        """Let the push hear that its transfer drained, unless digests must be sent before."""
+        owed = work.digests is not None and work.digests.owed and work.push.may_finish
+        if work.held is not None and not owed:
+            number, work.held = work.held, None
+            self._apply(work, work.push.transfer_drained(number, self._clock()))
 
     def _refuse(self, session: PeerSession, key: str, cause: FailCause, text: str) -> None:
         """Nothing of this key is or will be outstanding: say both at once."""
@@ -329,6 +336,7 @@ class PushMessenger:
                 opened = effect.transfer if isinstance(effect, transfer.Open) else None
                 self._refused(work, str(error), not_opened=opened)
                 return
+        self._release(work)
 
     def _carry_out(self, work: _Work, effect: transfer.Effect) -> None:
         match effect:

@@ -47,8 +47,9 @@ class SessionListener(Protocol):
     def session_frame(self, session: PeerSession, frame: Frame) -> None:
         """A frame that is not the link's own (dispatch … regrant, nic_*, drain, undrain)."""
 
-    def session_lost(self, session: PeerSession, cause: str) -> None:
-        """The link is gone; the fence is on its way. Requests fail or move, no page is freed."""
+    def session_lost(self, session: PeerSession, cause: str, *, silent: bool) -> None:
+        """The link is gone; the fence is on its way. Requests fail or move, no page is freed.
+        `silent`: the peer was not heard for `link_lost_s`."""
 
     def session_fenced(self, session: PeerSession) -> None:
         """After session_lost: no byte of this peer can land any more; its pages are free."""

@@ -161,6 +161,15 @@ TABLE: Mapping[str, Metric] = {
             "pdnode_kv_immediates_total", "counter", "",
             "Immediates that were odd: late, early or overshoot.", ("kind",),
         ),
+        Metric(
+            "pdnode_kv_pages_verified_total", "counter", "",
+            "KV pages compared with what was sent (completion, release), or looked at (canary).",
+            ("when",),
+        ),
+        Metric(
+            "pdnode_kv_mismatches_total", "counter", "",
+            "Comparisons that found pages changed. Must be 0.", ("when",),
+        ),
         Metric("pdnode_fences_total", "counter", "", "Fences of peers and NICs.", ("cause",)),
         Metric(
             "pdnode_nic_returns_total", "counter", "",

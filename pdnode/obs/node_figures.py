@@ -64,6 +64,8 @@ class NodeFigures:
     steps: int = 0
     warnings: Mapping[tuple[str, ...], int] = field(default_factory=dict)  # by code, severity
     log_lines_held: int = 0
+    pages_verified: Mapping[str, int] = field(default_factory=dict)  # by when
+    mismatches: Mapping[str, int] = field(default_factory=dict)  # by when
 
 
 class NodeCollector(Collector):
@@ -100,6 +102,8 @@ class NodeCollector(Collector):
         yield _counter("pdnode_recomputed_total", {(): node.recomputed})
         yield _counter("pdnode_requests_rejected_total", {(): node.rejected})
         yield _counter("pdnode_kv_immediates_total", _by_value(node.immediates))
+        yield _counter("pdnode_kv_pages_verified_total", _by_value(node.pages_verified))
+        yield _counter("pdnode_kv_mismatches_total", _by_value(node.mismatches))
         yield _counter("pdnode_steps_total", {(): node.steps})
         yield _gauge("pdnode_warning", node.warnings)
         yield _counter("pdnode_telemetry_dropped_total", {("log",): node.log_lines_held})

@@ -314,6 +314,7 @@ async def test_every_metric_of_two_nodes_moves(fresh: Duo) -> None:
     assert absent - gone <= STILL | {
         "pdnode_recomputed_total", "pdnode_requests_rejected_total", "pdnode_nic_errors_total",
         "pdnode_telemetry_dropped_total", "pdnode_kv_immediates_total",
+        "pdnode_kv_pages_verified_total", "pdnode_kv_mismatches_total",
     }  # fmt: skip
     samples = found[0]
     model = 'engine="0",model_name="test-model"'

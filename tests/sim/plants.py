@@ -230,10 +230,10 @@ def link_loss_frees() -> list[Change]:
     """The link is lost: pages are free before the fence."""
     real = Grant.session_lost
 
-    def session_lost(self: Grant, text: str, now: float) -> Effects:
+    def session_lost(self: Grant, text: str, now: float, *, silent: bool = False) -> Effects:
         if self.state is GrantState.DISPATCHED:
             self.drained = True
-        return real(self, text, now)
+        return real(self, text, now, silent=silent)
 
     return [(Grant, "session_lost", session_lost)]
 

@@ -30,6 +30,7 @@ def frames_of(peer: Role) -> dict[type[wire.Message], wire.Frame]:
         wire.Dispatch(key, "r", [1], [wire.PageRun(0, 1)], 0, 1 << 20, -1, 1.0, 0),
         wire.Accepted(key, 0),
         wire.Progress(key, 1, 0.0, 0.0),
+        wire.Sent(key, 0, b"12345678"),
         wire.Failed(key, "stalled", "", []),
         wire.Cancel(key),
         wire.Drained(key, 0.0, 0.0),

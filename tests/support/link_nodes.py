@@ -68,7 +68,7 @@ class Listener:
     def session_frame(self, session: PeerSession, frame: wire.Frame) -> None:
         self._note("frame", session.session, frame)
 
-    def session_lost(self, session: PeerSession, cause: str) -> None:
+    def session_lost(self, session: PeerSession, cause: str, *, silent: bool) -> None:
         self._note("lost", session.session, cause)
 
     def session_fenced(self, session: PeerSession) -> None:

@@ -312,7 +312,7 @@ def test_silence_loses_the_link_and_any_frame_breaks_it() -> None:
     assert kinds(end.link.tick(104.9, COUNTERS)) == ["heartbeat"]
     end.log += end.link.tick(105.0, COUNTERS)
     assert kinds(end.log) == ["Fence", "SessionLost", "bye", "CloseTransport"]
-    assert end.lost() == effects.SessionLost("silent for 3 s", False)
+    assert end.lost() == effects.SessionLost("silent for 3 s", False, silent=True)
     assert end.link.session_fenced(105.1) == [effects.Finished()]
     assert end.link.next_at is None
 

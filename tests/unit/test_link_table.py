@@ -50,6 +50,7 @@ TAKEN: dict[Role, dict[State, set[type[wire.Message]]]] = {
         State.UP: {
             wire.Accepted,
             wire.Progress,
+            wire.Sent,
             wire.Failed,
             wire.Drained,
             wire.NicDown,

@@ -305,9 +305,9 @@ async def test_a_lost_session_gives_pages_back_only_after_its_fence(node: Node, 
         node.pulls.abandon(pull)
     node.end.up = False
     node.outbox.take()
-    node.pulls.session_lost(node.end, "silent for 3 s")
+    node.pulls.session_lost(node.end, "silent for 3 s", silent=True)
     if phase == "dispatched":
-        assert await pull.outcome == Outcome(False, FailCause.LINK_LOST, "silent for 3 s")
+        assert await pull.outcome == Outcome(False, FailCause.SILENT, "silent for 3 s")
     node.clock.now += 1000.0
     node.pulls.tick()
     assert (node.pool.counts.free, node.slots.taken, node.dropped) == (12, 1, [])

@@ -183,7 +183,7 @@ def test_neighbours_on_both_sides_are_one_span(node: Node) -> None:
         (dispatch(immediate=SLOT.immediate + 1), "immediate: slot must be 1 to 4095 and weight 0"),
         (dispatch(first_page=1), "first_page: 1, only 0 is supported"),
         (dispatch(context_slot=0), "context_slot: 0, only -1 is supported"),
-        (dispatch(verify="once"), "verify: 'once', only 'off' is supported"),
+        (dispatch(verify="once"), "verify: 'once'; allowed: off"),
         (dispatch("other:1"), "key: must begin with the boot id dboot"),
     ],
 )

@@ -183,6 +183,13 @@ void Fabric::remove_region(int number) {
   regions_.erase(found);
 }
 
+std::shared_ptr<const Region> Fabric::region(int number) const {
+  check_open();
+  const auto found = regions_.find(number);
+  require(found != regions_.end(), quoted("region", number) + " does not exist");
+  return found->second;
+}
+
 int Fabric::add_counter(int page_fd) {
   check_open();
   std::unique_ptr<Mapping> memory;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "digest.hpp"
 #include "group.hpp"
 
 namespace pdnode {
@@ -54,6 +55,8 @@ class Fabric {
   std::string endpoint_name(int64_t session, int nic);
   int add_region(int group, int fd, uint64_t size, uint64_t page_bytes);
   void remove_region(int region);
+  // For digests, which other threads compute; it keeps the memory mapped.
+  std::shared_ptr<const Region> region(int number) const;
   int add_counter(int page_fd);
   void remove_counter(int counter);
 

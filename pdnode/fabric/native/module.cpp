@@ -190,6 +190,21 @@ void bind_counter(nb::module_& module) {
       .def_prop_ro("value", &LayerCounter::value);
 }
 
+nb::bytes digest(const Fabric& self, int region, int64_t layers, int64_t layer_stride,
+                 int64_t page_stride, int64_t offset, int64_t length,
+                 const std::vector<int64_t>& pages) {
+  const std::shared_ptr<const Region> memory = self.region(region);
+  std::string digests;
+  Error error;
+  {
+    nb::gil_scoped_release release;
+    digests = digest_pages(*memory, {layers, layer_stride, page_stride, offset, length}, pages,
+                           &error);
+  }
+  if (error) throw FabricError(error.text());
+  return nb::bytes(digests.data(), digests.size());
+}
+
 void bind_set_up(nb::class_<Fabric>& fabric) {
   fabric
       .def(nb::init<const std::string&, const std::string&, const std::string&>(), "library"_a,
@@ -210,6 +225,8 @@ void bind_set_up(nb::class_<Fabric>& fabric) {
            "session"_a, "nic"_a)
       .def("add_region", &Fabric::add_region, "group"_a, "fd"_a, "size"_a, "page_bytes"_a)
       .def("remove_region", &Fabric::remove_region, "region"_a)
+      .def("digest", &digest, "region"_a, "layers"_a, "layer_stride"_a, "page_stride"_a,
+           "offset"_a, "length"_a, "pages"_a)
       .def("add_counter", &Fabric::add_counter, "page_fd"_a)
       .def("remove_counter", &Fabric::remove_counter, "counter"_a)
       .def("statistics", &statistics)

@@ -1,0 +1,27 @@
+"""What a prefill node's messenger shows of itself."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdnode.core import wire
+from pdnode.core.push import Push
+
+
+class OpenPush(NamedTuple):
+    """A dispatch that is not over, for those who watch."""
+
+    dispatch: wire.Dispatch
+    peer: str
+    push: Push
+    begun_at: float
+
+
+@dataclass(slots=True)
+class PushFigures:
+    """Counters since start."""
+
+    accepted: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    drained: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)  # by peer
