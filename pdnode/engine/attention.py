@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdnode.core.geometry import KvGeometry
+from pdnode.engine.latent import absorbed, unfolded
 from pdnode.memory.layout import LayerViews
+from pdnode.models.passes import LatentUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,20 @@ class Segment:
 
 
 class AttentionBackend(Protocol):
-    """A back end over one rank's pages. `run` is models.gqa.PassAttention."""
+    """A back end over one rank's pages. `run` and `run_latent` are models.passes.PassAttention."""
 
     def plan(self, segments: Sequence[Segment]) -> None:
         """Prepare a pass: everything that is equal for all layers. Called before each pass."""
 
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...
 
+    def run_latent(self, layer: int, queries: Tensor, latents: Tensor, up: LatentUp) -> Tensor: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """One sequence with several rows. `gather` [2, Hr, pages]: rows of the layer (K, then V)."""
+    """One sequence with several rows. `gather` [2, Hr, pages]: rows of the layer (K, then V; for
+    MLA one part, the latents)."""
 
     first_row: int
     count: int
@@ -76,7 +81,7 @@ class TorchAttention:
         self._layers = layers
         self._geometry = geometry
         self._dtype = dtype
-        self._parts = torch.arange(2).view(2, 1, 1)
+        self._parts = torch.arange(2 if geometry.kind == "gqa" else 1).view(-1, 1, 1)
         self._heads = torch.arange(geometry.heads_per_rank).view(1, -1, 1)
         self._pages = torch.empty(0, dtype=torch.int64)  # [N] page of each row
         self._slots = torch.empty(0, dtype=torch.int64)  # [N] place in that page
@@ -127,9 +132,24 @@ class TorchAttention:
             out[decode.rows] = self._run_decode(decode, views.rows, queries[decode.rows])
         return out
 
+    def run_latent(self, layer: int, queries: Tensor, latents: Tensor, up: LatentUp) -> Tensor:
+        views = self._layers[layer]
+        views.keys[self._begun] = 0
+        views.keys[self._pages, 0, self._slots] = latents.to(views.keys.dtype)
+        out = queries.new_empty(*queries.shape[:2], up.values.shape[1])
+        for prefill in self._prefills:
+            rows = slice(prefill.first_row, prefill.first_row + prefill.count)
+            cached = self._gathered(views.rows, prefill.gather)[0, 0, : prefill.length]
+            out[rows] = unfolded(queries[rows], cached, up, prefill.mask)
+        for decode in self._decodes:
+            cached = self._gathered(views.rows, decode.gather)[0]
+            out[decode.rows] = absorbed(queries[decode.rows], cached, up, decode.mask)
+        return out
+
     def _page_rows(self, table: Tensor) -> Tensor:
         """[2, Hr, pages]: for K and V, the row of each head of each page of `table` [pages]."""
-        return (table * self._geometry.heads_per_rank + self._heads) * 2 + self._parts
+        heads = table * self._geometry.heads_per_rank + self._heads
+        return heads * len(self._parts) + self._parts
 
     def _plan_prefill(self, row: int, segment: Segment, table: Tensor) -> _Prefill:
         length = segment.start + segment.count

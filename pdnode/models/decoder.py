@@ -10,13 +10,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdnode.models.config import ModelConfig
-from pdnode.models.gqa import GqaAttention, PassAttention
+from pdnode.models.experts import Experts
+from pdnode.models.gqa import GqaAttention
+from pdnode.models.mla import LatentAttention
 from pdnode.models.mlp import Mlp
 from pdnode.models.norm import rms_norm
 from pdnode.models.parts import part_of
+from pdnode.models.passes import PassAttention
 from pdnode.models.ranks import Alone, Ranks
-from pdnode.models.rope import inverse_frequencies, turn_of
+from pdnode.models.rope import Rope, Turn
 from pdnode.models.tensors import Take, Wanted, rows, under
+
+
+class Attention(Protocol):
+    """[N, E] to [N, E], summed over the ranks. `turn`, `layer` and `attention` are the pass's."""
+
+    def run(self, normed: Tensor, turn: Turn, layer: int, attention: PassAttention) -> Tensor: ...
 
 
 class FeedForward(Protocol):
@@ -26,11 +35,23 @@ class FeedForward(Protocol):
 
 
 class _Layer:
-    def __init__(self, config: ModelConfig, ranks: Ranks, take: Take) -> None:
-        self.input_norm = take("input_layernorm.weight")  # [E]
-        self.attention = GqaAttention(config, ranks, under("self_attn.", take))
-        self.mlp_norm = take("post_attention_layernorm.weight")  # [E]
-        self.mlp: FeedForward = Mlp(config, ranks, under("mlp.", take))
+    """The norms are [E]."""
+
+    def __init__(self, config: ModelConfig, number: int, ranks: Ranks, take: Take) -> None:
+        self.input_norm = take("input_layernorm.weight")
+        attention = under("self_attn.", take)
+        self.attention: Attention = (
+            LatentAttention(config, ranks, attention)
+            if config.latent
+            else GqaAttention(config, ranks, attention)
+        )
+        self.mlp_norm = take("post_attention_layernorm.weight")
+        mlp = under("mlp.", take)
+        self.mlp: FeedForward = (
+            Experts(config, ranks, mlp)
+            if config.has_experts(number)
+            else Mlp(ranks, mlp, bias=config.mlp_bias)
+        )
 
 
 def wanted_tensors(config: ModelConfig, ranks: Ranks) -> dict[str, Wanted]:
@@ -42,17 +63,21 @@ def wanted_tensors(config: ModelConfig, ranks: Ranks) -> dict[str, Wanted]:
     found = {"model.embed_tokens.weight": vocabulary, "model.norm.weight": Wanted((hidden,))}
     if not config.tied_embeddings:
         found["lm_head.weight"] = vocabulary
+    attention = LatentAttention if config.latent else GqaAttention
     for layer in range(config.layers):
         blocks = {
-            "input_layernorm.weight": Wanted((hidden,)),
-            "post_attention_layernorm.weight": Wanted((hidden,)),
+            "input_layernorm.": {"weight": Wanted((hidden,))},
+            "post_attention_layernorm.": {"weight": Wanted((hidden,))},
+            "self_attn.": attention.wanted(config, ranks),
+            "mlp.": Experts.wanted(config, ranks)
+            if config.has_experts(layer)
+            else Mlp.wanted(hidden, config.intermediate, ranks, bias=config.mlp_bias),
         }
-        for prefix, block in (
-            ("self_attn.", GqaAttention.wanted(config, ranks)),
-            ("mlp.", Mlp.wanted(config, ranks)),
-        ):
-            blocks |= {f"{prefix}{name}": wanted for name, wanted in block.items()}
-        found |= {f"model.layers.{layer}.{name}": wanted for name, wanted in blocks.items()}
+        found |= {
+            f"model.layers.{layer}.{block}{name}": wanted
+            for block, tensors in blocks.items()
+            for name, wanted in tensors.items()
+        }
     return found
 
 
@@ -67,15 +92,14 @@ class Decoder:
         self._first_token = part.start
         self._embedding = take("model.embed_tokens.weight")  # [V of this rank, E]
         self._layers = [
-            _Layer(config, self._ranks, under(f"model.layers.{number}.", take))
+            _Layer(config, number, self._ranks, under(f"model.layers.{number}.", take))
             for number in range(config.layers)
         ]
         self._norm = take("model.norm.weight")  # [E]
         # [V of this rank, E]
         self._head = self._embedding if config.tied_embeddings else take("lm_head.weight")
-        self._frequencies = inverse_frequencies(
-            config.head_dim, config.rope_theta, config.rope_scaling
-        )
+        turned = config.latent.rope_dim if config.latent else config.head_dim
+        self._rope = Rope(turned, config.rope_theta, config.rope_scaling)
 
     @property
     def ranks(self) -> Ranks:
@@ -98,7 +122,7 @@ class Decoder:
         ends with the last layer's K and V; what it returns means nothing.
         """
         hidden = self._embed(tokens)
-        turn = turn_of(positions, self._frequencies, hidden.dtype)
+        turn = self._rope.turn(positions, hidden.dtype)
         epsilon = self.config.rms_epsilon
         for number, layer in enumerate(self._layers):
             normed = rms_norm(hidden, layer.input_norm, epsilon)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdnode.errors import ConfigError, Problem
-from pdnode.models.config import read_json
+from pdnode.models.rawconfig import read_json
 from pdnode.models.weight_files import weight_files
 
 _BLOCKS = 64

@@ -5,8 +5,6 @@ dimension. Query heads are cut into equal runs; where ranks outnumber KV heads, 
 copies of one (core/geometry).
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -14,19 +12,10 @@ from torch.nn import functional
 from pdnode.models.config import ModelConfig
 from pdnode.models.norm import rms_norm
 from pdnode.models.parts import part_of
+from pdnode.models.passes import PassAttention
 from pdnode.models.ranks import Ranks
 from pdnode.models.rope import Turn, rotate
 from pdnode.models.tensors import Take, Wanted, columns, rows, scaled
-
-
-class PassAttention(Protocol):
-    """Attention of one pass, already planned: what a model needs of an attention back end."""
-
-    def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Append `keys`, `values` [N, Hr, D] to the pages of `layer`, then attend.
-
-        `queries` [N, h, D]; returns [N, h, D]. Called once per layer, in order.
-        """
 
 
 class GqaAttention:

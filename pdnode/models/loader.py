@@ -15,6 +15,7 @@ from pdnode.models.ranks import Alone, Ranks
 from pdnode.models.tensors import Wanted
 from pdnode.models.weight_files import weight_files
 
+_STORED_DTYPES = ("F32", "BF16", "F16")
 _SHOWN = 5  # tensor names in one message
 
 
@@ -52,17 +53,12 @@ def _read_all(
     problems: list[Problem] = []
     for name, stored in _stored(weight_files(model_path)):
         if name not in wanted:
-            # Some checkpoints store the tied head again, or the fixed rotary frequencies.
-            tied = name == "lm_head.weight" and config.tied_embeddings
-            if not tied and not name.endswith("rotary_emb.inv_freq"):
+            if not _is_known_extra(name, config):
                 unexpected.append(name)
             continue
-        shape = tuple(stored.get_shape())
-        if shape != wanted[name].shape:
-            text = f"has shape {list(shape)}, config.json asks for {list(wanted[name].shape)}"
+        if text := _unfit(stored, wanted[name]):
             problems.append(Problem(f"tensor {name}", text))
-            shape = ()
-        tensors[name] = _part(stored, wanted[name], dtype) if shape else torch.empty(0)
+        tensors[name] = torch.empty(0) if text else _part(stored, wanted[name], dtype)
         progress(len(tensors) / len(wanted))
     for what, names in (
         ("missing", sorted(wanted.keys() - tensors.keys())),
@@ -77,6 +73,17 @@ def _read_all(
     return tensors
 
 
+def _is_known_extra(name: str, config: ModelConfig) -> bool:
+    """What some checkpoints hold beside the model: the tied head again, the fixed rotary
+    frequencies, layers for speculation after the last one."""
+    if name == "lm_head.weight":
+        return config.tied_embeddings
+    extra = range(config.layers, config.layers + config.extra_layers)
+    return name.endswith("rotary_emb.inv_freq") or any(
+        name.startswith(f"model.layers.{layer}.") for layer in extra
+    )
+
+
 # safetensors has no types: a handle on a stored tensor has get_shape and reads what [...] asks for.
 def _stored(files: list[Path]) -> Iterator[tuple[str, Any]]:
     for path in files:
@@ -86,6 +93,15 @@ def _stored(files: list[Path]) -> Iterator[tuple[str, Any]]:
                     yield name, file.get_slice(name)
         except (SafetensorError, OSError) as error:
             raise ConfigError([Problem(str(path), f"cannot be read: {error}")]) from error
+
+
+def _unfit(stored: Any, wanted: Wanted) -> str:  # noqa: ANN401
+    """Why a stored tensor is not what is wanted; empty if it is."""
+    if (kind := stored.get_dtype()) not in _STORED_DTYPES:
+        return f"is stored as {kind}; allowed: {', '.join(_STORED_DTYPES)}"
+    if (shape := stored.get_shape()) != list(wanted.shape):
+        return f"has shape {shape}, config.json asks for {list(wanted.shape)}"
+    return ""
 
 
 def _part(stored: Any, wanted: Wanted, dtype: torch.dtype) -> Tensor:  # noqa: ANN401

@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
 from pdnode.errors import BadRequest, ConfigError, Problem
-from pdnode.models.config import read_json
+from pdnode.models.rawconfig import read_json
 
 _MAX_TOKENIZER_BYTES = 256 << 20
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pdnode.errors import ConfigError, Problem
-from pdnode.models.config import read_json
+from pdnode.models.rawconfig import read_json
 
 
 def weight_files(model_path: Path) -> list[Path]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pdnode.engine.protocol import SequenceStep
-from pdnode.models.config import RopeScaling
 from pdnode.models.mlp import Mlp
 from pdnode.models.rope import inverse_frequencies
+from pdnode.models.ropeconfig import RopeScaling
 from tests.support.local_engine import GREEDY, LocalEngine, load_model
 from tests.support.tiny_model import write_tiny_llama
 

@@ -1,5 +1,6 @@
 """Weights: what lies on disk arrives in its place, and what is wrong with it is named."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,25 @@ def test_files_that_are_missing_or_broken_are_named(tmp_path: Path) -> None:
     (path / "model.safetensors.index.json").unlink()
     with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
         load(path)
+
+
+def test_short_floats_are_refused_by_name(tmp_path: Path) -> None:
+    """FP8 weights whose config.json does not say so."""
+    path = write_tiny_llama(tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(path / "model.safetensors")
+    rewrite(path, {name: tensors[name].to(torch.float8_e4m3fn)})
+    with pytest.raises(ConfigError, match=r"up_proj\.weight: is stored as F8_E4M3; allowed: F32"):
+        load(path)
+
+
+def test_layers_for_speculation_are_left_out(tmp_path: Path) -> None:
+    """The checkpoint's layers after the last one, as many as config.json says."""
+    path = write_tiny_llama(tmp_path)
+    plain = LocalEngine(load(path)).generate(PROMPTS, 8)
+    rewrite(path, {"model.layers.4.eh_proj.weight": torch.ones(2, 2)})
+    with pytest.raises(ConfigError, match=r"unexpected tensors: model\.layers\.4\.eh_proj"):
+        load(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    assert LocalEngine(load(path)).generate(PROMPTS, 8) == plain

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pdnode.errors import ConfigError
-from pdnode.models.config import RopeScaling, load_config, parse_config
+from pdnode.models.config import load_config, parse_config
+from pdnode.models.ropeconfig import RopeScaling
 
 BASE: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -109,7 +110,9 @@ def test_refused_by_name(key: str, value: object, part: str) -> None:
 @pytest.mark.parametrize(
     ("scaling", "key", "part"),
     [
-        ({"rope_type": "yarn"}, "rope_type", "'yarn' is not supported; allowed: default, linear"),
+        ({"rope_type": "dynamic"}, "rope_type", "'dynamic' is not supported; allowed: default, "),
+        ({"rope_type": "yarn", "factor": 0}, "factor", "0 is not a positive number"),
+        ({"rope_type": "yarn", "partial_rotary_factor": 0.5}, "partial_rotary_factor", "only 1.0"),
         ({"rope_type": "linear"}, "factor", "None is not a positive number"),
         (
             LLAMA3 | {"rope_type": "llama3", "high_freq_factor": 1.0},
@@ -120,6 +123,86 @@ def test_refused_by_name(key: str, value: object, part: str) -> None:
 )
 def test_rope_problems_name_the_inner_key(scaling: dict[str, object], key: str, part: str) -> None:
     assert part in problems(BASE | {"rope_scaling": scaling})[f"rope_scaling.{key}"]
+
+
+QWEN3: dict[str, object] = BASE | {"architectures": ["Qwen3ForCausalLM"]}
+QWEN3_MOE: dict[str, object] = BASE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+DEEPSEEK: dict[str, object] = BASE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+}
+
+
+def test_a_window_that_is_not_used_is_none() -> None:
+    """Qwen names one and uses none unless a second key says so."""
+    assert parse_config(QWEN3 | {"sliding_window": 4096}).qk_norm
+    found = problems(QWEN3 | {"sliding_window": 4096, "use_sliding_window": True})
+    assert found == {"sliding_window": "sliding windows are not supported"}
+
+
+def test_experts_in_some_layers() -> None:
+    config = parse_config(QWEN3_MOE | {"mlp_only_layers": [2]})
+    assert [config.has_experts(layer) for layer in range(3)] == [True, True, False]
+    config = parse_config(QWEN3_MOE | {"decoder_sparse_step": 2})
+    assert [config.has_experts(layer) for layer in range(3)] == [False, True, False]
+    config = parse_config(DEEPSEEK)
+    assert [config.has_experts(layer) for layer in range(3)] == [False, True, True]
+    assert config.experts is not None
+    assert config.experts.shared_intermediate == 128
+
+
+def test_the_latent_is_what_is_kept() -> None:
+    config = parse_config(DEEPSEEK)
+    assert config.latent is not None
+    assert (config.latent.query_rank, config.latent.interleaved) == (0, True)
+    geometry = config.kv_geometry(tp=2, page_tokens=16, pages=3)
+    assert (geometry.kind, geometry.kv_heads, geometry.head_dim) == ("mla", 1, 40)
+    assert geometry.region_bytes == 3 * 3 * 16 * 40 * 4
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "value", "part"),
+    [
+        (QWEN3_MOE, "num_experts_per_tok", 9, "9 of 8 experts"),
+        (QWEN3_MOE, "mlp_only_layers", [True], "is not a list of integers"),
+        (QWEN3_MOE, "decoder_sparse_step", 0, "0 is not a positive integer"),
+        (DEEPSEEK, "scoring_func", "softmax", "'softmax' is not supported; allowed: sigmoid"),
+        (DEEPSEEK, "topk_method", "greedy", "'greedy' is not supported; allowed: noaux_tc"),
+        (DEEPSEEK, "moe_layer_freq", 2, "2 is not supported; allowed: 1"),
+        (DEEPSEEK, "n_group", 3, "3 groups of 8 experts"),
+        (DEEPSEEK, "topk_group", 5, "5 of 4 groups"),
+        (DEEPSEEK, "num_experts_per_tok", 5, "5 of 4 experts in topk_group"),
+        (DEEPSEEK, "qk_rope_head_dim", 7, "7 is odd"),
+        (DEEPSEEK, "n_shared_experts", -1, "-1 is not an integer of at least 0"),
+        (
+            DEEPSEEK,
+            "quantization_config",
+            {"quant_method": "fp8"},
+            "quantized checkpoints (fp8) are not supported",
+        ),
+    ],
+)
+def test_what_families_refuse_by_name(
+    base: dict[str, object], key: str, value: object, part: str
+) -> None:
+    found = problems(base | {key: value})
+    assert part in found[key]
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("architectures", [["MistralForCausalLM"], [], None, "LlamaForCausalLM"])

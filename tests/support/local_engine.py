@@ -8,19 +8,20 @@ from pathlib import Path
 import torch
 
 from pdnode.core.geometry import KvGeometry
-from pdnode.engine.attention import TorchAttention
+from pdnode.engine.attention import Segment, TorchAttention
 from pdnode.engine.protocol import Drawn, Sampling, SequenceStep, Step
 from pdnode.engine.runner import Runner
 from pdnode.memory.layout import TORCH_DTYPES, region_views
 from pdnode.models.config import load_config
 from pdnode.models.decoder import Decoder
 from pdnode.models.loader import load_model as load_decoder
+from pdnode.models.ranks import Ranks
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, draw=0, banned=[])
 
 
-def load_model(path: Path, dtype: str = "float32") -> Decoder:
-    return load_decoder(path, load_config(path), TORCH_DTYPES[dtype])
+def load_model(path: Path, dtype: str = "float32", ranks: Ranks | None = None) -> Decoder:
+    return load_decoder(path, load_config(path), TORCH_DTYPES[dtype], ranks=ranks)
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class LocalEngine:
     raised: int = 0
     geometry: KvGeometry = field(init=False)
     memory: torch.Tensor = field(init=False)
+    attention: TorchAttention = field(init=False)
     runner: Runner = field(init=False)
     free: list[int] = field(init=False)
     _passes: int = 0
@@ -42,12 +44,12 @@ class LocalEngine:
 
     def __post_init__(self) -> None:
         self.geometry = self.model.config.kv_geometry(
-            page_tokens=self.page_tokens, dtype=self.dtype, pages=self.pages
+            tp=self.model.ranks.tp, page_tokens=self.page_tokens, dtype=self.dtype, pages=self.pages
         )
         self.memory = torch.zeros(self.geometry.region_bytes, dtype=torch.uint8)
         views = region_views(self.memory, self.geometry)
-        attention = TorchAttention(views, self.geometry, TORCH_DTYPES[self.dtype])
-        self.runner = Runner(self.model, attention, self.geometry, self._raise)
+        self.attention = TorchAttention(views, self.geometry, TORCH_DTYPES[self.dtype])
+        self.runner = Runner(self.model, self.attention, self.geometry, self._raise)
         self.free = list(range(self.pages))
         random.Random(self.seed).shuffle(self.free)
 
@@ -92,6 +94,35 @@ class LocalEngine:
             for drawn in self.step(parts):
                 tokens[ids.index(drawn.sequence)].append(drawn.token)
         return [known[len(prompt) :] for known, prompt in zip(tokens, prompts, strict=True)]
+
+    def logits(self, prompts: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Logits after every token of each prompt, [tokens, vocabulary], all in ragged batches.
+
+        A pass takes the next of `sizes` tokens of each prompt, where so many are left; the last of
+        them is repeated.
+        """
+        found: list[list[torch.Tensor]] = [[] for _ in prompts]
+        tables = [self.take(len(prompt)) for prompt in prompts]
+        start, waiting = 0, list(sizes)
+        while start < max(map(len, prompts)):
+            size = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+            parts = [
+                (place, prompt[start : start + size])
+                for place, prompt in enumerate(prompts)
+                if start < len(prompt)
+            ]
+            self.attention.plan([Segment(start, len(fed), tables[place]) for place, fed in parts])
+            tokens = torch.tensor([token for _, fed in parts for token in fed])
+            positions = torch.cat([start + torch.arange(len(fed)) for _, fed in parts])
+            with torch.inference_mode():
+                hidden = self.model.forward(tokens, positions, self.attention, self._raise)
+                logits = self.model.logits(hidden)
+            for (place, _), rows in zip(
+                parts, logits.split([len(f) for _, f in parts]), strict=True
+            ):
+                found[place].append(rows)
+            start += size
+        return [torch.cat(rows) for rows in found]
 
     def _raise(self) -> None:
         self.raised += 1
