@@ -25,16 +25,19 @@ PERIOD_NS = 1_000_000
 SIZE_BYTES = 1 << 20
 PAGE_BYTES = 4096
 LOAD_BYTES = 16 << 10
-MOST_LOAD_WRITES = 65_536
-LOAD_WRITES_PER_RAISE = 50
-"""Of one transfer of the load: a page a layer, so that each is a write of its own. Long ones,
-because submitting the next takes time on the sender's core."""
+LOAD_WINDOW = 32
+LOAD_TRANSFER_WRITES = 65_536
+"""A page a layer, so that each is a write of its own."""
+LOAD_WRITES_PER_RAISE = 300
+"""More than any loopback takes in a millisecond, 4.9 GB/s, and in START_S besides."""
 MODES = (
     ("busy_idle", "busy", False),
     ("busy_loaded", "busy", True),
     ("adaptive", "adaptive", False),
 )
 START_S = 0.2
+START_RAISES = 2000
+"""Periods that the raiser may take to start, with the load already there."""
 EXIT_S = 10.0
 
 
@@ -62,6 +65,7 @@ def measure(
             size_bytes=SIZE_BYTES,
             poll=poll,
             cpus=cpus,
+            window=LOAD_WINDOW if loaded else 0,
         ) as pair:
             found[name] = summary(raise_layers(pair, raises=raises, loaded=loaded, cpu=cpus[1]))
         bar.advance(task)
@@ -81,7 +85,7 @@ def raise_layers(pair: Pair, *, raises: int, loaded: bool, cpu: int) -> list[int
         spans=[(0, 0, 1)],
         counter=number,
     )
-    load = Load(pair, min(MOST_LOAD_WRITES, LOAD_WRITES_PER_RAISE * raises)) if loaded else None
+    load = Load(pair, LOAD_WRITES_PER_RAISE * (raises + START_RAISES)) if loaded else None
     arguments = [str(page_fd), str(wake_fd), str(raises), str(cpu)]
     # A file, not a pipe: nobody reads before the end.
     with (
@@ -93,15 +97,13 @@ def raise_layers(pair: Pair, *, raises: int, loaded: bool, cpu: int) -> list[int
         ) as raiser,
     ):
         os.close(page_fd)
-        if load is not None:
-            load.keep_going_while(raiser)
         pair.node.wait("drained", transfer=slot)
+        if load is not None:
+            load.stop()
         raiser.wait(EXIT_S)
         out.seek(0)
         stored = np.frombuffer(out.read(), np.int64)
     pair.ask("reached", slot=slot)
-    if load is not None:
-        load.stop()
     record = pair.node.fabric.close_transfer(slot)
     if len(stored) != raises or len(record) != raises:
         raise PdnodeError(f"{raises} raises, {len(stored)} stored and {len(record)} posted")
@@ -110,41 +112,38 @@ def raise_layers(pair: Pair, *, raises: int, loaded: bool, cpu: int) -> list[int
 
 
 class Load:
-    """Writes of 16 KiB of other requests, always in flight: transfers that follow each other."""
+    """Writes of 16 KiB of other requests, always as many in flight as the window holds.
+
+    All are handed over before the first raise: a call from Python, or the record of a transfer made
+    meanwhile, would take the sender's core away from its progress thread for a time slice.
+    """
 
     def __init__(self, pair: Pair, writes: int) -> None:
         self._pair = pair
-        self._writes = writes
         self._open: list[int] = []
-        for _ in range(2):
+        for _ in range(-(-writes // LOAD_TRANSFER_WRITES)):
             self._add()
 
     def _add(self) -> None:
-        slot, value = self._pair.arm(self._writes, scrub=False)
+        slot, value = self._pair.arm(LOAD_TRANSFER_WRITES, scrub=False)
         self._pair.node.push(
             transfer=slot,
             immediate=value,
             page_bytes=LOAD_BYTES,
-            passes=self._writes,
+            passes=LOAD_TRANSFER_WRITES,
             spans=[(1, 1, 1)],
         )
         self._open.append(slot)
 
-    def keep_going_while(self, process: "subprocess.Popen[bytes]") -> None:
-        while process.poll() is None:
-            self._retire("drained")
-            self._add()
-
     def stop(self) -> None:
+        """Raises PdnodeError if the load was over before: then it was not always there."""
+        if self._pair.node.fabric.statistics()["writes"] == 0:
+            raise PdnodeError("the load ended before the last raise")
         for slot in self._open:
             self._pair.node.fabric.stop(slot)
-        while self._open:
-            self._retire("drained")
-
-    def _retire(self, kind: str) -> None:
-        slot = self._open.pop(0)
-        self._pair.node.wait(kind, transfer=slot)
-        self._pair.node.fabric.close_transfer(slot)
+        for slot in self._open:
+            self._pair.node.wait("drained", transfer=slot)
+            self._pair.node.fabric.close_transfer(slot)
 
 
 def summary(delays_ns: list[int]) -> Latency:

@@ -63,11 +63,19 @@ class BenchNode:
     """`size_bytes` of memory registered with one NIC, on loopback; the caller is one thread."""
 
     def __init__(
-        self, *, library: str, provider: str, size_bytes: int, poll: str, cpu: int, listens: bool
+        self,
+        *,
+        library: str,
+        provider: str,
+        size_bytes: int,
+        poll: str,
+        cpu: int,
+        listens: bool,
+        window: int = 0,
     ) -> None:
         self.provider = provider
         self.size_bytes = size_bytes
-        self.fabric = Fabric(library, provider, poll)
+        self.fabric = Fabric(library, provider, poll, window)
         self.fabric.add_group([("lo", HOST)], cpu)
         self._port = self.fabric.listen(0, HOST, 0) if listens and provider == "tcp" else 0
         fd = os.memfd_create("bench", os.MFD_CLOEXEC)

@@ -29,7 +29,14 @@ class Pair:
     """A joined sender and target, with the core and with the bare loop, over the same memory."""
 
     def __init__(
-        self, *, library: str, provider: str, size_bytes: int, poll: str, cpus: tuple[int, int]
+        self,
+        *,
+        library: str,
+        provider: str,
+        size_bytes: int,
+        poll: str,
+        cpus: tuple[int, int],
+        window: int = 0,
     ) -> None:
         self._raw_key = secrets.randbits(63)
         orders: dict[str, object] = {
@@ -50,6 +57,7 @@ class Pair:
             poll=poll,
             cpu=cpus[0],
             listens=True,
+            window=window,
         )
         self.raw = RawEnd(
             library=library,

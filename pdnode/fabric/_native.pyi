@@ -53,11 +53,12 @@ settled     transfer, pairs (every one over which a write of it came back with a
 """
 
 class Fabric:
-    def __init__(self, library: str, provider: str, poll: str) -> None:
+    def __init__(self, library: str, provider: str, poll: str, window: int = 0) -> None:
         """dlopen `library` (absolute path, RTLD_LOCAL) and check its version (≥ 1.18).
 
         provider: "tcp" | "verbs" | "efa" | "tcp-rdm" (compared exactly with prov_name, never a
-        fall-back). poll: "adaptive" | "busy". Raises FabricError in words.
+        fall-back). poll: "adaptive" | "busy". window: most writes in flight per connection, if
+        below the provider's (0: that). Raises FabricError in words.
         """
     @property
     def library_version(self) -> str: ...

@@ -8,7 +8,7 @@ import time
 
 from tests.fabric.fabric_node import TOKEN, WAIT_S, Node, connect_process, immediate
 
-PAGES = 1024
+PAGES = 2048
 PAGE_BYTES = 4096
 
 

@@ -40,12 +40,15 @@ using RecordRow = std::tuple<int, int, int64_t, int64_t, int64_t, uint64_t, uint
 
 class Fabric {
  public:
-  Fabric(const std::string& library, const std::string& provider, const std::string& poll);
+  // `window`: most writes in flight per connection, if below the provider's; 0: no bound of ours.
+  Fabric(const std::string& library, const std::string& provider, const std::string& poll,
+         uint32_t window = 0);
   ~Fabric();
 
   std::string library_version() const { return hub_->library.version(); }
   const fi_info& info() const { return *info_.get(); }
   const Provider& provider() const { return hub_->provider; }
+  Limits posting() const { return limits_of(hub_->provider, info(), hub_->window); }
   int event_fd() const;
   std::vector<Event> take_events(size_t most);
 

@@ -43,7 +43,8 @@ Error Group::start(const std::vector<std::pair<std::string, std::string>>& named
                    int cpu) {
   for (const auto& [name, address] : named) {
     const int index = first + static_cast<int>(nics.size());
-    nics.push_back(std::make_unique<Nic>(hub_.library, hub_.provider, index, name, address));
+    nics.push_back(std::make_unique<Nic>(hub_.library, hub_.provider, index, name, address,
+                                         hub_.window));
     Nic& nic = *nics.back();
     Error error = nic.open();
     if (!error) error = nic.self_test();

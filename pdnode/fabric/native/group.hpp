@@ -31,11 +31,12 @@ class Group;
 
 // What all groups share.
 struct Hub {
-  Hub(const Library& library_, const Provider& provider_, bool busy_)
-      : library(library_), provider(provider_), busy(busy_) {}
+  Hub(const Library& library_, const Provider& provider_, bool busy_, uint32_t window_)
+      : library(library_), provider(provider_), busy(busy_), window(window_) {}
   const Library& library;
   const Provider& provider;
   const bool busy;
+  const uint32_t window;  // 0: the provider's
   EventQueue events;
   SlotTable slots;
   SharedCounters counters;
@@ -125,6 +126,8 @@ class Group {
   Error connect_msg(Connection* connection, const std::vector<uint8_t>& address);
   Error connect_rdm(Connection* connection, const std::vector<uint8_t>& address);
   Error prepare(Connection* connection, fi_info* info);
+  // Twice the peer's window: it can never meet an empty queue, however late we post again.
+  uint32_t receives() const { return 2 * hub_.provider.window_writes; }
   Error post_receives(Receiver* receiver);
   void post_owed_receives();
   void lose_all(const fid_ep* endpoint, const std::string& why);
@@ -173,6 +176,7 @@ class Group {
   void on_immediate(Nic* nic, uint32_t value);
   void on_probe_arrived(Nic* nic);
   void check_probed(Connection* connection);
+  void ease_loopback(const Connection& connection) const;
   void finish_op(Op* op, const std::string& failure, int64_t now);
   void settle_op(Op* op, const std::string& failure, int64_t now);
   void fail(const std::shared_ptr<Transfer>& transfer, Pair pair, const std::string& why);

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "group.hpp"
+#include "loopback.hpp"
 
 namespace pdnode {
 
@@ -206,11 +208,20 @@ void Group::check_probed(Connection* connection) {
   if (!connection->probe_done || !connection->peer_probed) return;
   connection->probed = true;
   connection->deadline_ns = 0;
+  if (hub_.provider.kernel_sockets) ease_loopback(*connection);
   Event event;
   event.kind = EventKind::kProbed;
   event.session = connection->part->shared->id;
   event.pair = connection->pair;
   hub_.events.push(std::move(event));
+}
+
+void Group::ease_loopback(const Connection& connection) const {
+  sockaddr_storage own{}, peer{};
+  size_t size = sizeof own;
+  if (fi_getname(&connection.ep->fid, &own, &size) != 0) return;
+  std::memcpy(&peer, connection.address.data(), std::min(connection.address.size(), sizeof peer));
+  stop_pacing_on_loopback(own, connection.address.empty() ? nullptr : &peer);
 }
 
 }  // namespace pdnode

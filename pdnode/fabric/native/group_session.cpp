@@ -14,8 +14,6 @@ namespace pdnode {
 namespace {
 
 constexpr int64_t kAcceptPatienceNs = 10'000'000'000;
-// Twice the peer's window: it can never meet an empty queue, however late we post again.
-constexpr uint32_t kReceives = 2 * kWindowWrites;
 
 // Connection data: magic, version, the two NIC numbers, length of the token, token. The length is
 // said because a provider may pad what arrives (verbs does).
@@ -241,6 +239,7 @@ void Group::connect(int64_t session, Pair pair, const std::vector<uint8_t>& addr
     say_lost(session, pair, "more than " + std::to_string(kMaxPairs) + " pairs in one session");
     return;
   }
+  connection->address = address;
   connection->patience_ns = patience;
   connection->deadline_ns = now_ns() + patience;
   const auto on = part->nics.find(pair.first);
@@ -262,7 +261,7 @@ Error Group::prepare(Connection* connection, fi_info* info) {
   endpoints_[&connection->ep->fid] = connection;
   if (!nic.limits.posts_receives) return Error();
   connection->receiver.ep = connection->ep;
-  connection->receiver.owed = kReceives;
+  connection->receiver.owed = receives();
   return post_receives(&connection->receiver);
 }
 
@@ -329,7 +328,7 @@ Error Group::connect_rdm(Connection* connection, const std::vector<uint8_t>& add
   connection->ep = on.rdm->ep.get();
   if (on.nic->limits.posts_receives) {
     on.rdm->receiver.ep = connection->ep;
-    on.rdm->receiver.owed += kReceives;
+    on.rdm->receiver.owed += receives();
     if (Error error = post_receives(&on.rdm->receiver)) return error;
   }
   mark_connected(connection);

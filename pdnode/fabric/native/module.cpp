@@ -98,6 +98,7 @@ void add_flow(nb::dict* row, const Flow& flow) {
 
 nb::dict limits(const Fabric& fabric) {
   const fi_info& info = fabric.info();
+  const Limits posting = fabric.posting();
   nb::dict found;
   found["iov_limit"] = info.tx_attr->iov_limit;
   found["rma_iov_limit"] = info.tx_attr->rma_iov_limit;
@@ -106,9 +107,9 @@ nb::dict limits(const Fabric& fabric) {
   found["mr_mode"] = info.domain_attr->mr_mode;
   found["endpoint"] = fabric.provider().endpoint == FI_EP_MSG ? "msg" : "rdm";
   found["session_registration"] = fabric.provider().session_registration;
-  found["posts_receives"] = limits_of(info).posts_receives;
+  found["posts_receives"] = posting.posts_receives;
   found["delivery"] = fabric.provider().delivery;
-  found["window"] = limits_of(info).window_writes;
+  found["window"] = posting.window_writes;
   return found;
 }
 
@@ -207,8 +208,8 @@ nb::bytes digest(const Fabric& self, int region, int64_t layers, int64_t layer_s
 
 void bind_set_up(nb::class_<Fabric>& fabric) {
   fabric
-      .def(nb::init<const std::string&, const std::string&, const std::string&>(), "library"_a,
-           "provider"_a, "poll"_a)
+      .def(nb::init<const std::string&, const std::string&, const std::string&, uint32_t>(),
+           "library"_a, "provider"_a, "poll"_a, "window"_a = 0)
       .def_prop_ro("library_version", &Fabric::library_version)
       .def_prop_ro("limits", &limits)
       .def_prop_ro("event_fd", &Fabric::event_fd)

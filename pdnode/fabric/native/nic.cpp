@@ -67,7 +67,7 @@ Error Nic::open() {
   const std::string node = provider.by_domain_name ? "" : address;
   const std::string device = provider.by_domain_name ? name : "";
   if (Error error = query(library, provider, node, "", device, &info)) return error;
-  limits = limits_of(*info.get());
+  limits = limits_of(provider, *info.get(), window);
   if (Error error = library.check(
           "fi_fabric", library.fabric(info->fabric_attr, fabric.out(), nullptr), label())) {
     return error;

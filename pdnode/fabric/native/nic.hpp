@@ -61,9 +61,9 @@ struct Queues {
 
 struct Nic {
   Nic(const Library& library_, const Provider& provider_, int number_, std::string name_,
-      std::string address_)
+      std::string address_, uint32_t window_)
       : library(library_), provider(provider_), number(number_), name(std::move(name_)),
-        address(std::move(address_)) {}
+        address(std::move(address_)), window(window_) {}
 
   Error open();
   Error open_queues(bool waitable, Queues* queues) const;
@@ -94,6 +94,7 @@ struct Nic {
   const int number;
   const std::string name;
   const std::string address;
+  const uint32_t window;  // most writes in flight per connection; 0: the provider's
   Limits limits{};
   Flow flow;
   mutable Account account;

@@ -15,14 +15,14 @@ constexpr uint64_t kEfaNicEntries = 24'000'000;
 const Provider kProviders[] = {
     {"tcp", "tcp", FI_EP_MSG, true, FI_DELIVERY_COMPLETE,
      "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, true,
-     false},
+     false, true, 384},
     {"verbs", "verbs", FI_EP_MSG, false, 0, "RC acknowledgement", kUnlimited, kUnlimited, false,
-     true, true, true},
+     true, true, true, false, 192},
     {"efa", "efa", FI_EP_RDM, true, FI_DELIVERY_COMPLETE, "the device acknowledged it",
-     kEfaPieceEntries, kEfaNicEntries, true, true, true, true},
+     kEfaPieceEntries, kEfaNicEntries, true, true, true, true, false, 192},
     {"tcp-rdm", "tcp", FI_EP_RDM, true, FI_DELIVERY_COMPLETE,
      "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, false,
-     false},
+     false, true, 384},
 };
 
 Info make_hints(const Library& library, const Provider& provider, const std::string& domain) {
@@ -31,6 +31,7 @@ Info make_hints(const Library& library, const Provider& provider, const std::str
   hints->caps = FI_MSG | FI_RMA;
   hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
   hints->ep_attr->type = provider.endpoint;
+  if (provider.kernel_sockets) hints->tx_attr->size = provider.window_writes;  // 256 by default
   hints->domain_attr->threading = provider.pins ? FI_THREAD_SAFE : FI_THREAD_DOMAIN;
   // Our own thread polls: an automatic progress thread inside the provider would only compete.
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
@@ -86,15 +87,17 @@ Error query(const Library& library, const Provider& provider, const std::string&
                library.path() + " with 32-bit immediates");
 }
 
-Limits limits_of(const fi_info& info) {
+Limits limits_of(const Provider& provider, const fi_info& info, uint32_t most_writes) {
   Limits limits;
   limits.segments = kMaxSegments;
   if (info.tx_attr->iov_limit < limits.segments) limits.segments = info.tx_attr->iov_limit;
   if (info.tx_attr->rma_iov_limit < limits.segments) limits.segments = info.tx_attr->rma_iov_limit;
   if (limits.segments < 1) limits.segments = 1;
   limits.message_bytes = info.ep_attr->max_msg_size;
-  const size_t queue = std::clamp<size_t>(info.tx_attr->size, 1, kWindowWrites);
-  limits.urgent_window_writes = static_cast<uint32_t>(queue);
+  uint32_t window = provider.window_writes;
+  if (most_writes > 0) window = std::min(window, most_writes + most_writes / 2);
+  if (info.tx_attr->size < window) window = std::max<uint32_t>(1, info.tx_attr->size);
+  limits.urgent_window_writes = window;
   limits.window_writes = limits.urgent_window_writes - limits.urgent_window_writes / 3;
   limits.posts_receives = (info.mode & FI_RX_CQ_DATA) != 0;
   limits.local_registration = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;

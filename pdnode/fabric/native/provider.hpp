@@ -26,6 +26,10 @@ struct Provider {
   bool pins;               // registering takes long and is charged to RLIMIT_MEMLOCK: done aside
   bool closes_any_time;    // false: closing an endpoint that is still connecting crashes
   bool doorbell;           // a post costs little without it: FI_MORE on all but the last
+  bool kernel_sockets;     // its connections are TCP sockets of this process
+  // In flight per connection, unless the provider's queue is shorter. A third of it is kept free
+  // for layers that were just raised: they do not wait for room behind bulk.
+  uint32_t window_writes;
 };
 
 // Null for an unknown name.
@@ -36,7 +40,8 @@ std::string provider_names();
 Error query(const Library& library, const Provider& provider, const std::string& node,
             const std::string& service, const std::string& domain, Info* info);
 
-// Limits of posting, from the provider's attributes and our own bounds.
+// Limits of posting, from the provider's attributes and our own bounds; `most_writes` (0: none)
+// bounds the window further.
 struct Limits {
   size_t segments;        // min(iov_limit, rma_iov_limit, kMaxSegments)
   size_t message_bytes;
@@ -47,12 +52,9 @@ struct Limits {
   bool virtual_addresses;
   bool provider_keys;
 };
-Limits limits_of(const fi_info& info);
+Limits limits_of(const Provider& provider, const fi_info& info, uint32_t most_writes);
 
 constexpr size_t kMaxSegments = 4;           // more than 4 fail late on tcp (measured)
-// In flight per connection, unless the provider's queue is shorter. A third of it is kept free for
-// layers that were just raised: they do not wait for room behind bulk.
-constexpr uint32_t kWindowWrites = 192;
 constexpr uint64_t kWindowBytes = 4 << 20;
 constexpr uint64_t kUrgentWindowBytes = 6 << 20;
 constexpr uint64_t kMergedBytes = 1 << 20;   // largest merged write

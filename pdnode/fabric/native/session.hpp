@@ -125,6 +125,7 @@ struct Connection {
   Fid<fid_ep> own;        // FI_EP_MSG
   fid_ep* ep = nullptr;   // own, or the session's RdmEndpoint
   fi_addr_t peer = FI_ADDR_UNSPEC;
+  std::vector<uint8_t> address;  // what connect() was given; empty where the peer connected
   int64_t deadline_ns = 0;  // of connecting, or of the probe; 0: none
   int64_t patience_ns = 0;  // as given to connect()
   Receiver receiver;        // FI_EP_MSG
