@@ -37,9 +37,12 @@ def connected_sockets() -> Iterator[socket.socket]:
 
 @contextmanager
 def foreign_connection() -> Iterator[socket.socket]:
-    with socket.create_server(LOOPBACK) as server:
-        with socket.create_connection(server.getsockname()) as here, server.accept()[0]:
-            yield here
+    with (
+        socket.create_server(LOOPBACK) as server,
+        socket.create_connection(server.getsockname()) as here,
+        server.accept()[0],
+    ):
+        yield here
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
