@@ -17,8 +17,11 @@ import msgspec
 from aiohttp import web
 
 from pdnode.api.admin_actions import Actions, Actor, RememberedAnswers, failed
+from pdnode.api.httplog import http_logger
 from pdnode.obs.events import EventRing
 from pdnode.obs.records import Records
+
+_http_log = http_logger("pdnode.api.admin.http")
 
 SOCKET_MODE = 0o660
 MAX_BODY_BYTES = 64 << 10
@@ -139,7 +142,11 @@ async def listen_admin(app: web.Application, path: Path) -> web.AppRunner:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         path.unlink()
     runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+        app,
+        access_log=None,
+        logger=_http_log,
+        handler_cancellation=True,
+        shutdown_timeout=SHUTDOWN_S,
     )
     await runner.setup()
     try:

@@ -8,9 +8,9 @@ import resource
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from pdnode.api.errors import error_body
+from pdnode.api.httplog import http_logger
 from pdnode.api.limits import (
     ACCEPT_BACKLOG,
     DESCRIPTORS_FOR_CONNECTIONS,
@@ -24,16 +24,8 @@ from pdnode.errors import Unavailable
 from pdnode.obs.log import event
 
 logger = logging.getLogger(__name__)
-_http_log = logging.getLogger("pdnode.api.http")
+_http_log = http_logger("pdnode.api.http")
 _DEFAULT_TIMEOUTS = Timeouts()
-
-
-def _is_not_noise(record: logging.LogRecord) -> bool:
-    """False for what a client's malformed HTTP makes aiohttp log, with a trace for each."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-_http_log.addFilter(_is_not_noise)
 
 
 class ApiListener:

@@ -9,7 +9,6 @@ the time they get for it, the time that closing takes.
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 from collections import deque
@@ -17,10 +16,10 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from yarl import URL
 
+from pdnode.api.httplog import http_logger
 from pdnode.config import PeerConfig
 from pdnode.core.wire import MAX_FRAME_BYTES, clip
 
@@ -32,16 +31,7 @@ CLOSE_S = 1.0  # for flushing the outbox and the closing handshake
 _AUTH_STEPS = 2  # the acceptor's: auth and proof, each bounded by connect_timeout_s
 _MAX_HEAD_BYTES = 4096
 
-_http_log = logging.getLogger("pdnode.api.peer.http")
-
-
-def _is_not_noise(record: logging.LogRecord) -> bool:
-    """False for what malformed HTTP and hanging up make aiohttp log, with a trace for each."""
-    noise = (HttpProcessingError, ConnectionError)
-    return not (record.exc_info and isinstance(record.exc_info[1], noise))
-
-
-_http_log.addFilter(_is_not_noise)
+_http_log = http_logger("pdnode.api.peer.http")
 
 
 class LinkSocket:
