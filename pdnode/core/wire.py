@@ -30,10 +30,14 @@ MAX_NICS = 64
 MAX_PAIRS = 256
 MAX_RANKS = 1024
 MAX_DIGESTS_BYTES = 1 << 20  # of one Sent
+MAX_TOKENS = 1 << 20  # of a prompt
+MAX_RUNS = 1 << 16  # of pages of a prompt
+MAX_PIECES = 1 << 14  # registrations of a region, over all NICs
 NONCE_BYTES = 32
 SESSION_TOKEN_BYTES = 16
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Text = Annotated[str, Meta(max_length=16 * MAX_TEXT)]
+ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Mac = Annotated[bytes, Meta(max_length=32)]  # empty: no token is configured there
 SessionToken = Annotated[
@@ -128,7 +132,7 @@ class RegionDescriptor(msgspec.Struct, frozen=True, array_like=True):
     """
 
     rank: Annotated[int, Meta(ge=-1, lt=MAX_RANKS)]
-    pieces: list[RegionPiece]
+    pieces: Annotated[list[RegionPiece], Meta(max_length=MAX_PIECES)]
 
 
 class SessionOffer(Message, frozen=True, tag="session_offer"):
@@ -168,9 +172,11 @@ class Dispatch(Message, frozen=True, tag="dispatch"):
     """Compute the KV of `tokens` (the prompt without its last token) and push it."""
 
     key: Name
-    request_id: Text  # the client's x-request-id, for both logs
-    tokens: list[Natural]
-    pages: list[PageRun]  # destination pages, the same list for all ranks of the TP group
+    request_id: ShortText  # the client's x-request-id, for both logs
+    tokens: Annotated[list[Natural], Meta(max_length=MAX_TOKENS)]
+    pages: Annotated[
+        list[PageRun], Meta(max_length=MAX_RUNS)
+    ]  # destination pages, the same list for all ranks of the TP group
     first_page: (
         Natural  # index into `pages` of the first one wanted; 0 until there is a prefix cache
     )
@@ -178,7 +184,8 @@ class Dispatch(Message, frozen=True, tag="dispatch"):
     context_slot: int  # -1: no context wanted
     deadline_s: Seconds  # without progress for so long, the decode node gives up
     priority: int
-    verify: str = "off"  # types.Verify; else Sent follows for every page, before Drained
+    # types.Verify; else Sent follows for every page, before Drained
+    verify: Annotated[str, Meta(max_length=16)] = "off"
     traceparent: Annotated[str, Meta(max_length=64)] = ""  # W3C, of the client, for both logs
     group: Natural = 0  # the decode node's TP group that owns the request: `pages` are its pages
 

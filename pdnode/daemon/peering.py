@@ -26,6 +26,8 @@ class Peering:
             _log, logging.INFO, "session.up", "peer session is up",
             peer=session.node, boot=session.boot, nics=len(session.pairs),
         )  # fmt: skip
+        if isinstance(self._messenger, PushMessenger):
+            self._messenger.session_up(session)
 
     def session_frame(self, session: PeerSession, frame: Frame) -> None:
         self._messenger.session_frame(session, frame)

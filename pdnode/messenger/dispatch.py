@@ -8,6 +8,9 @@ from pdnode.core.geometry import KvGeometry
 from pdnode.messenger.session import PeerSession
 from pdnode.types import Verify
 
+MAX_REPLAYS = wire.MAX_NICS
+"""Of one request: a decode node asks for one when it has fenced a connection. Each costs memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
@@ -42,6 +45,13 @@ def check_dispatch(
         return f"verify: {frame.verify!r}; allowed: {', '.join(allowed)}"
     problem = check_immediate(frame.immediate)
     return problem or _check_pages(frame, session.geometry.pages, geometry.pages_for(tokens))
+
+
+def check_regrant(frame: wire.Regrant, *, replays: int) -> str | None:
+    """What is wrong with asking for one replay more than the `replays` that were made."""
+    if replays >= MAX_REPLAYS:
+        return f"regrant: {replays} replays, at most so many are made"
+    return check_immediate(frame.immediate)
 
 
 def check_immediate(immediate: int) -> str | None:

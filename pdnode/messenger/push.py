@@ -19,9 +19,10 @@ from pdnode.core.schedule import Chunk
 from pdnode.core.transfer import FailCause
 from pdnode.fabric._native import Event, Fabric, FabricError
 from pdnode.messenger.digests import Digester, SourceDigests
-from pdnode.messenger.dispatch import DispatchLimits, check_dispatch, check_immediate
+from pdnode.messenger.dispatch import DispatchLimits, check_dispatch, check_regrant
 from pdnode.messenger.gate import Ticket
 from pdnode.messenger.groups import SourceGroup
+from pdnode.messenger.places import Places
 from pdnode.messenger.push_figures import OpenPush, PushFigures
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.log import event
@@ -89,6 +90,7 @@ class PushMessenger:
         self._by_transfer: dict[TransferId, _Work] = {}
         self._down: set[tuple[SessionId, transfer.Pair]] = set()  # pairs that NicDown was sent for
         self._chunks = 0  # computed since start
+        self._places = Places()
         self.draining = False
         self.figures = PushFigures()
 
@@ -147,12 +149,16 @@ class PushMessenger:
         work = self._find(session, frame.key)
         if work is None:
             self._refuse(session, frame.key, FailCause.UNKNOWN, "no such request here")
-        elif (problem := check_immediate(frame.immediate)) is not None:
+        elif (problem := check_regrant(frame, replays=len(work.chunks) - 1)) is not None:
             self._refused(work, problem)
         else:
             self._apply(work, work.push.regrant(frame.immediate, now))
 
+    def session_up(self, session: PeerSession) -> None:
+        self._places.session_up(session)
+
     def session_lost(self, session: PeerSession) -> None:
+        self._places.session_lost(session)
         for work in self._of(session):
             work.outcome = FailCause.LINK_LOST
             self._apply(work, work.push.session_lost(self._clock()))
@@ -213,9 +219,10 @@ class PushMessenger:
         if self.draining:
             self._refuse(session, frame.key, FailCause.DRAINING, "this node is draining")
             return
-        if len(self._work) >= self._limits.max_waiting:
-            text = f"{len(self._work)} requests here, at most {self._limits.max_waiting}"
-            self._refuse(session, frame.key, FailCause.OVERLOADED, text)
+        holders = (work.session.node for work in self._work.values())
+        problem = self._places.objection(session, holders, most=self._limits.max_waiting)
+        if problem is not None:
+            self._refuse(session, frame.key, FailCause.OVERLOADED, problem)
             return
         push = Push(
             key,
@@ -306,7 +313,7 @@ class PushMessenger:
     def _refuse(self, session: PeerSession, key: str, cause: FailCause, text: str) -> None:
         """Nothing of this key is or will be outstanding: say both at once."""
         self._count_refusal(cause)
-        session.send(wire.Failed(key, cause, text, []))
+        session.send(wire.Failed(key, cause, wire.clip(text), []))
         session.send(wire.Drained(key, 0.0, 0.0))
 
     def _count_refusal(self, cause: FailCause) -> None:
@@ -410,6 +417,8 @@ class PushMessenger:
     def _nic_fenced(self, session: PeerSession, pair: transfer.Pair, now: float) -> None:
         if _turned(pair) in session.pairs:  # fenced there by its own will
             self._close_pair(session, pair)
+        elif (session.session, pair) not in self._down:
+            return  # none of this session
         for work in self._of(session):
             self._apply(work, work.push.nic_fenced(pair, now))
 
@@ -439,8 +448,7 @@ class PushMessenger:
                     LayerTimes(chunks[batch], layer, raised, posted, done, size, writes)
                 )
                 size_bytes += size
-        node = work.session.node
-        self.figures.bytes[node] = self.figures.bytes.get(node, 0) + size_bytes
+        self.figures.add_bytes(work.session.node, size_bytes)
         if work.outcome == "drained":
             self.figures.drained += 1
         record = self._record(work)

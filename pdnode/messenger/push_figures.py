@@ -6,6 +6,11 @@ from typing import NamedTuple
 from pdnode.core import wire
 from pdnode.core.push import Push
 
+MAX_NAMED_PEERS = 1024
+"""Peers whose bytes are counted apart since start; those that come later are one, OTHER_PEERS."""
+
+OTHER_PEERS = "others"
+
 
 class OpenPush(NamedTuple):
     """A dispatch that is not over, for those who watch."""
@@ -25,3 +30,8 @@ class PushFigures:
     drained: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)  # by peer
+
+    def add_bytes(self, peer: str, size: int) -> None:
+        if peer not in self.bytes and len(self.bytes) >= MAX_NAMED_PEERS:
+            peer = OTHER_PEERS
+        self.bytes[peer] = self.bytes.get(peer, 0) + size

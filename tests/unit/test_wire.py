@@ -1,5 +1,6 @@
 """Frames: every kind survives the wire, nothing else is taken, and limits hold."""
 
+from collections.abc import Callable
 from typing import get_args
 
 import msgspec
@@ -104,3 +105,25 @@ def test_clip(text: str, shown: str) -> None:
 def test_a_clipped_text_is_taken_by_the_peer() -> None:
     text = wire.clip("\n".join(["🙂" * 3000, "end"]))
     assert wire.decode(wire.encode(wire.Bye(text))) == wire.Bye(text)
+
+
+@pytest.mark.parametrize(
+    ("frame", "most"),
+    [
+        (lambda n: packed("dispatch", "k", "r", [1] * n, [], 0, 0, -1, 1.0, 0), wire.MAX_TOKENS),
+        (
+            lambda n: packed("dispatch", "k", "r", [], [[0, 1]] * n, 0, 0, -1, 1.0, 0),
+            wire.MAX_RUNS,
+        ),
+        (lambda n: packed("dispatch", "k", "r" * n, [], [], 0, 0, -1, 1.0, 0), wire.MAX_TEXT),
+        (
+            lambda n: packed("session_ready", "b", [[-1, [[0, 0, 0, 0, 0]] * n]]),
+            wire.MAX_PIECES,
+        ),
+    ],
+    ids=["tokens", "pages", "request_id", "pieces"],
+)
+def test_what_is_long_in_a_frame_has_a_limit(frame: Callable[[int], bytes], most: int) -> None:
+    assert isinstance(wire.decode(frame(most)), wire.Message)
+    with pytest.raises(wire.WireError, match=f"length <= {most}"):
+        wire.decode(frame(most + 1))
