@@ -9,7 +9,7 @@ SUITES := tidy unit property sim memory host fabric shardings engine api tui e2e
 CHECK_SUITES := tidy unit property sim
 PATHS := pdnode tui tests scripts
 
-.PHONY: setup build demo test tsan check format tidy parity sim soak-fabric docs model clean
+.PHONY: setup build demo test tsan check format tidy parity sim fuzz soak soak-fabric docs model clean
 .DEFAULT_GOAL := check
 
 setup:
@@ -38,6 +38,19 @@ SEED ?= 0
 RUNS ?= 1000
 sim: setup
 	@$(BIN)/python -m tests.sim $(if $(PLANTS),--plants,--seed $(SEED) --runs $(RUNS))
+
+# Hostile peers and clients: so many frames on the peer link, so many HTTP requests.
+FRAMES ?= 100000
+REQUESTS ?= 10000
+fuzz: setup
+	@PDNODE_FUZZ_FRAMES=$(FRAMES) PDNODE_FUZZ_REQUESTS=$(REQUESTS) \
+		$(BIN)/python -m pytest -q -s tests/e2e/test_fuzz_link.py tests/e2e/test_fuzz_http.py
+
+# Many requests through one pair of nodes, one in a hundred cancelled: nothing piles up.
+SMOLLM2_REQUESTS ?= 300
+soak: model
+	@PDNODE_SOAK_REQUESTS=$(REQUESTS) PDNODE_SOAK_SMOLLM2_REQUESTS=$(SMOLLM2_REQUESTS) \
+		$(BIN)/python -m pytest -q -s tests/e2e/test_soak.py
 
 soak-fabric: setup
 	@PDNODE_SOAK=full $(BIN)/python -m pytest -q tests/fabric/test_endurance.py
