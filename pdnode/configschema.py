@@ -168,8 +168,8 @@ ENGINE = Table(
             "max_waiting",
             Integer(0, 1 << 20),
             256,
-            "Requests that may wait; one more is refused with 429. A prefill node shares them among "
-            "its peers: one may hold as many as it leaves free.",
+            "Requests that may wait; one more is refused with 429. A prefill node shares them "
+            "among its peers: one may hold as many as it leaves free.",
             reload=True,
         ),
         Key(
