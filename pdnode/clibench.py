@@ -72,6 +72,8 @@ def _compare(args: argparse.Namespace, options: "Options", model: Path) -> int:
         except BenchError as error:
             print(f"pdnode: {error}", file=sys.stderr)
             return Exit.UNAVAILABLE
+        except asyncio.CancelledError:
+            return Exit.FORCED
     print((compare_report.as_json if args.json else compare_report.as_table)(found))
     return Exit.UNAVAILABLE if any(one.errors for one in found.variants) else Exit.OK
 

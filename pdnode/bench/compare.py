@@ -5,10 +5,13 @@ the order turns from round to round. A turn is one long prompt alone (TTFT), the
 alone for a while (ITL), then with long prompts beside them.
 """
 
+import asyncio
 import contextlib
 import os
+import signal
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -110,7 +113,11 @@ def cores_for(count: int | None) -> list[int]:
 async def compare(
     options: Options, setting: Setting, show: Callable[[float, str], None]
 ) -> Comparison:
-    """BenchError where a node does not start or a run cannot go on."""
+    """BenchError where a node does not start or a run cannot go on. At most `options.rounds` rounds,
+    and none but the first begins after `options.duration_s`. A SIGTERM stops the nodes as well."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         with tempfile.TemporaryDirectory(prefix="pdnode-compare-") as folder:
             async with contextlib.AsyncExitStack() as stack:
@@ -129,10 +136,13 @@ async def _rounds(
     load_average = os.getloadavg()[0]
     pids = [node.process.pid for one in served for node in one.nodes]
     others = OthersMeter(pids, setting.cores)
+    until = time.monotonic() + options.duration_s
     for one in served:
         await _prompt(options, one, number=options.rounds)  # the first one touches all memory
         one.ttft_s.clear()
-    for number in range(options.rounds):
+    rounds = 0
+    while rounds < options.rounds and (rounds == 0 or time.monotonic() < until):
+        number, rounds = rounds, rounds + 1
         turned = served[number % len(served) :] + served[: number % len(served)]
         for place, one in enumerate(turned):
             show((number + place / len(served)) / options.rounds, one.name)
@@ -144,7 +154,7 @@ async def _rounds(
     return Comparison(
         prompt_tokens=options.prompt_tokens,
         background_streams=options.background_streams,
-        rounds=options.rounds,
+        rounds=rounds,
         dtype=setting.dtype,
         variants=[one.variant() for one in served],
         ttft_minus_s={
@@ -179,7 +189,8 @@ async def _streams(options: Options, one: _Served, *, number: int) -> None:
 
 async def _run(options: Options, number: int) -> Target:
     """The same prompts for every variant in the same round, and others in the next."""
-    [target] = await LoadRun(replace(options, seed=options.seed + number)).measure()
+    one_run = replace(options, seed=options.seed + number, duration_s=options.timeout_s)
+    [target] = await LoadRun(one_run).measure()
     return target
 
 

@@ -80,9 +80,13 @@ _NUMBERS: tuple[tuple[str, type[int] | type[float], float, float, float | None, 
     ("seed", int, 0, (1 << 63) - 1, 0, "of prompts and arrivals"),
     ("vocabulary", int, 1, 1 << 24, None, "token ids are below it; default: what /v1/models says"),
 )  # fmt: skip
-_ALONE = {"prompt_tokens": 2000, "output_tokens": 8, "background_streams": 4, "requests": 2}
-"""Other defaults of --compare without a URL; `requests`: prompts beside the streams, a round."""
-_NOT_ALONE = ("url", "model", "streams", "rate", "duration", "vocabulary")
+_ALONE = {
+    "prompt_tokens": 2000, "output_tokens": 8, "background_streams": 4, "requests": 2,
+    "duration": 420,
+}  # fmt: skip
+"""Other defaults of --compare without a URL. `requests`: prompts beside the streams, a round.
+`duration`: no round starts later, but the first."""
+_NOT_ALONE = ("url", "model", "streams", "rate", "vocabulary")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

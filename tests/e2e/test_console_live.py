@@ -3,15 +3,12 @@ is done, and it outlives them."""
 
 import asyncio
 import contextlib
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from tests.support.admin import Admin, admin_of, pdnode
 from tests.support.nodes import READY_TIMEOUT_S, NodeSpec, clients, nodes, until
 from tests.support.tiny_model import write_tiny_llama
 from tests.support.tmux import MISSING, Tmux
+from tests.support.wire import NO_NAMESPACES, Wire, on_wire, veth_pair
 
 SECONDS = 10
 STREAMS = 16
@@ -42,46 +40,9 @@ def shows(*parts: str) -> Callable[[list[str]], bool]:
     return lambda lines: all(re.search(part, "\n".join(lines)) for part in parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """A veth pair between two namespaces; addresses and devices of decode and prefill."""
-
-    namespaces: tuple[str, str]
-    devices: tuple[str, str]
-    addresses: tuple[str, str]
-
-    def received_bytes(self) -> int:
-        """What the kernel has counted at the decode node's end."""
-        out = ip("-n", self.namespaces[0], "-s", "-j", "link", "show", self.devices[0])
-        return int(re.search(r'"rx":\{"bytes":(\d+)', out)[1])  # type: ignore[index]
-
-
-def ip(*words: str) -> str:
-    return subprocess.run(
-        ["ip", *words], check=True, timeout=10, capture_output=True, text=True
-    ).stdout
-
-
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    number = os.getpid() % 10_000
-    found = Wire(
-        (f"pdtop-d{number}", f"pdtop-p{number}"),
-        (f"d{number}", f"p{number}"),  # short: the console cuts at seven
-        (f"10.79.{number % 250}.1", f"10.79.{number % 250}.2"),
-    )
-    with contextlib.ExitStack() as stack:
-        for namespace in found.namespaces:
-            ip("netns", "add", namespace)
-            stack.callback(ip, "netns", "delete", namespace)
-            ip("-n", namespace, "link", "set", "lo", "up")
-        (here, there), (near, far) = found.namespaces, found.devices
-        ip("-n", here, "link", "add", near, "type", "veth", "peer", "name", far, "netns", there)
-        for namespace, device, address in zip(
-            found.namespaces, found.devices, found.addresses, strict=True
-        ):
-            ip("-n", namespace, "address", "add", f"{address}/30", "dev", device)
-            ip("-n", namespace, "link", "set", device, "up")
+    with veth_pair("top") as found:
         yield found
 
 
@@ -89,25 +50,6 @@ def wire() -> Iterator[Wire]:
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Little to compute and 8 KiB of KV a token: the wire has something to carry."""
     return write_tiny_llama(tmp_path_factory.mktemp("wide"), layers=16, kv_heads=4)
-
-
-def on_wire(model: Path, folder: Path, wire: Wire) -> tuple[NodeSpec, NodeSpec]:
-    token = folder / "token"
-    token.write_text("0123456789abcdef0123456789abcdef")
-    token.chmod(0o600)
-    peer = {"token_credential": str(token), "link_lost_s": 30.0, "stall_s": 30.0}
-    decode_nic, prefill_nic = (
-        {"name": device, "address": address}
-        for device, address in zip(wire.devices, wire.addresses, strict=True)
-    )
-    prefill = NodeSpec(
-        "pf", "prefill", model, folder, peer=peer, link_host=wire.addresses[1], nic=prefill_nic,
-        netns=wire.namespaces[1], kv={"pool_bytes": "512MiB"},
-    )  # fmt: skip
-    return prefill, NodeSpec(
-        "dc", "decode", model, folder, (prefill,), peer=peer, nic=decode_nic,
-        netns=wire.namespaces[0], kv={"pool_bytes": "512MiB"},
-    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -144,9 +86,7 @@ async def rate_ratio(admin: Admin, wire: Wire) -> float:
     return sum(rates) / len(rates) / counted
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and ip"
-)
+@pytest.mark.skipif(NO_NAMESPACES, reason="network namespaces need root and ip")
 async def test_rates_agree_with_the_kernel_and_pages_are_seen_in_flight(
     wide_model: Path, tmp_path: Path, wire: Wire
 ) -> None:
