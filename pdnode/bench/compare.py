@@ -113,8 +113,10 @@ def cores_for(count: int | None) -> list[int]:
 async def compare(
     options: Options, setting: Setting, show: Callable[[float, str], None]
 ) -> Comparison:
-    """BenchError where a node does not start or a run cannot go on. At most `options.rounds` rounds,
-    and none but the first begins after `options.duration_s`. A SIGTERM stops the nodes as well."""
+    """At most `options.rounds` rounds; none but the first begins after `options.duration_s`.
+
+    BenchError where a node does not start or a run cannot go on. SIGTERM stops the nodes as well.
+    """
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -6,6 +6,7 @@ seconds. The nodes share one monotonic clock, as they never do in use; only this
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def wire() -> Iterator[Wire]:
 
 def slow(wire: Wire) -> bool:
     """What the prefill node sends is held to the rate; False where the kernel cannot."""
-    shape = "root tbf rate 20mbit burst 128kb latency 2s".split()
+    shape = ["root", "tbf", "rate", "20mbit", "burst", "128kb", "latency", "2s"]
     namespace, device = wire.namespaces[1], wire.devices[1]
     command = ["ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device, *shape]
     return subprocess.run(command, timeout=10, capture_output=True, check=False).returncode == 0
@@ -58,9 +59,7 @@ async def ask(spec: NodeSpec, admin: Admin, prompt: list[int]) -> None:
     await admin.until(lambda seen: seen.transfers_inflight == 0 and seen.requests_open == 0)
 
 
-async def test_the_wait_for_the_transfer_is_what_the_layers_say(
-    tmp_path: Path, wire: Wire
-) -> None:
+async def test_the_wait_for_the_transfer_is_what_the_layers_say(tmp_path: Path, wire: Wire) -> None:
     if not slow(wire):
         pytest.skip("this kernel has no token bucket filter")
     model = write_tiny_llama(tmp_path / "model", layers=LAYERS, kv_heads=4)
@@ -80,6 +79,7 @@ async def test_the_wait_for_the_transfer_is_what_the_layers_say(
         request = asked[transfer.request_id]
         raised = max(row.raised_ns for row in transfer.layers)
         after_s = (max(row.done_ns for row in transfer.layers) - raised) / 1e9
+        sys.stdout.write(f"{transfer.tokens} tokens: {request.transfer_wait_s}, {after_s} s\n")
         assert request.transfer_wait_s > -1e-3
         assert abs(request.transfer_wait_s - after_s) < TOLERANCE_S, (request, after_s)
     longest = asked[moved[-1].request_id]

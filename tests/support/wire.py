@@ -75,5 +75,3 @@ def on_wire(model: Path, folder: Path, wire: Wire) -> tuple[NodeSpec, NodeSpec]:
         "dc", "decode", model, folder, (prefill,), peer=peer, nic=decode_nic,
         netns=wire.namespaces[0], kv={"pool_bytes": "512MiB"},
     )  # fmt: skip
-
-
