@@ -111,7 +111,7 @@ def test_without_a_line_rate_the_scale_is_the_peak_and_said_so() -> None:
 def test_the_worst_warning_comes_first_and_the_rest_is_counted() -> None:
     lines = picture(mock.snapshot("degraded"), View(), 100, 30)
     assert lines[2].startswith(" ! W202 pf-05: lost: no frame for 3.0 s since 12:39")
-    assert lines[2].endswith("+2")
+    assert lines[2].endswith("+2 ")
     wide = picture(mock.snapshot("degraded"), View(), 200, 60)
     assert all(code in wide[2] for code in ("W202", "W204", "W117"))
 
@@ -199,7 +199,7 @@ def test_questions_stand_in_the_last_two_lines() -> None:
     prompt = Prompt("drain", "drain node-a17? Type the node's name:", "node-", "node-a17")
     lines = picture(mock.snapshot("healthy"), View(prompt=prompt), 80, 24)
     assert lines[-2].split()[:2] == ["drain", "node-a17?"]
-    assert lines[-1].strip().startswith("> node-_")
+    assert lines[-1].strip().startswith("node's name> node-_")
     yes_no = picture(mock.snapshot("healthy"), View(prompt=Prompt("cancel", "cancel x?")), 80, 24)
     assert [line.strip() for line in yes_no[-2:]] == ["cancel x?", "y: yes   n or esc: no"]
 

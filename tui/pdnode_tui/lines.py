@@ -18,18 +18,25 @@ STYLES = {
     "dim": "dim",
     "bold": "bold",
     "title": "bold cyan",
-    "bar": "cyan",
+    "bar": "cyan on grey23",  # the rest of a meter is seen as well: it ends at the line rate
     "good": "green",
     "warn": "yellow",
     "bad": "bold red",
-    "selected": "reverse",
 }
 """Style names and what they mean to rich."""
 
-PLAIN_STYLES = {name: " ".join(set(style.split()) & {"bold", "dim", "reverse"})
+CHOSEN = " chosen"
+"""Behind the name of a style: the same on the chosen row."""
+
+PLAIN_STYLES = {name: " ".join(set(style.split()) & {"bold", "dim"})
                 for name, style in STYLES.items()}  # fmt: skip
 """The same without colour, for NO_COLOR: a filter would turn red into a grey that is near black."""
 
+STYLES |= {
+    name + CHOSEN: f"{style.partition(' on ')[0].replace('dim', '')} on #1f4468"
+    for name, style in STYLES.items()
+}
+PLAIN_STYLES |= {name + CHOSEN: "reverse" for name in PLAIN_STYLES}
 
 MAX_MARKS = 2  # combining marks on one letter
 _ASCII_GLYPHS = str.maketrans(

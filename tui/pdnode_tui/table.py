@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pdnode_tui.lines import Line, Span, fit, pad, restyled, width_of
+from pdnode_tui.lines import CHOSEN, Line, Span, fit, pad, width_of
 
 Row = TypeVar("Row")
 
@@ -71,8 +71,8 @@ def table(
 
 
 def _select(line: Line) -> Line:
-    return restyled(((">", ""), *((text[1:] if i == 0 else text, s)
-                                  for i, (text, s) in enumerate(line))), "selected")  # fmt: skip
+    head, *rest = line
+    return tuple((text, style + CHOSEN) for text, style in ((">" + head[0][1:], ""), *rest))
 
 
 def _row(

@@ -63,5 +63,6 @@ def _question(view: View, width: int) -> list[Line]:
         return [sides([(0, question)], [], width),
                 sides([(0, (("y: yes   n or esc: no", "bold"),))], [], width)]  # fmt: skip
     hint = "enter: keep   esc: clear" if prompt.kind == "find" else "enter: do it   esc: no"
-    typed: Line = ((f"> {clean(prompt.typed, 80)}_", "bold"),)
+    wants = "find" if prompt.kind == "find" else "node's name"  # also where the question is cut
+    typed: Line = ((f"{wants}> {clean(prompt.typed, 80)}_", "bold"),)
     return [sides([(0, question)], [], width), sides([(0, typed)], [(1, ((hint, "dim"),))], width)]

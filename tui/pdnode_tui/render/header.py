@@ -128,6 +128,6 @@ def _wrong(snapshot: Snapshot, width: int) -> Line:
         if size + (4 if rest else 0) <= width:
             return sides([(0, (("!", "bad"),)), *items[:shown]], more, width)
         shown -= 1
-    more_of_them = f"  +{len(items) - 1}" if len(items) > 1 else ""
+    more_of_them = f"  +{len(items) - 1} " if len(items) > 1 else ""
     first = fit(((" ! ", "bad"), *items[0][1]), width - len(more_of_them))
     return (*first, (more_of_them, "warn"))
