@@ -52,13 +52,14 @@ def _compare(args: argparse.Namespace, options: "Options", model: Path) -> int:
 
     from pdnode.bench import compare_report
     from pdnode.bench.compare import Setting, compare, cores_for
+    from pdnode.bench.options import CHUNK_TOKENS, DTYPE
     from pdnode.bench.serve import BenchError
 
     try:
         cores = cores_for(args.cores)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    setting = Setting(model, cores, args.chunk_tokens, args.dtype)
+    setting = Setting(model, cores, args.chunk_tokens or CHUNK_TOKENS, args.dtype or DTYPE)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("starting", total=1.0)
         try:

@@ -41,10 +41,15 @@ def bounded(kind: type[int] | type[float], low: float, high: float) -> Callable[
         except ValueError:
             value = kind(low) - 1
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {_plain(low)} to {_plain(high)}")
         return value
 
     return read
+
+
+def _plain(number: float) -> str:
+    """Without an exponent."""
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def _base_url(text: str) -> str:
@@ -87,6 +92,8 @@ _ALONE = {
 """Other defaults of --compare without a URL. `requests`: prompts beside the streams, a round.
 `duration`: no round starts later, but the first."""
 _NOT_ALONE = ("url", "model", "streams", "rate", "vocabulary")
+_ONLY_ALONE = ("model_path", "cores", "chunk_tokens", "dtype")
+CHUNK_TOKENS, DTYPE = 128, "float32"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,23 +130,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     alone_only.add_argument(
         "--chunk-tokens",
         type=bounded(int, 16, 1 << 20),
-        default=128,
         metavar="N",
         help="of the chunked colocated node, a multiple of 16; default: 128",
     )
     alone_only.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32"
+        "--dtype", choices=("float32", "bfloat16"), help="of weights and KV; default: float32"
     )
 
 
 def is_alone(args: argparse.Namespace) -> bool:
     """Whether the nodes are to be started here. ValueError for what has no meaning then."""
-    if args.compare is not True:
-        return False
-    for name in _NOT_ALONE:
+    alone = args.compare is True
+    for name in _NOT_ALONE if alone else _ONLY_ALONE:
         if getattr(args, name) is not None:
-            raise ValueError(f"--{name}: not with --compare alone, which starts the nodes itself")
-    return True
+            option, which = name.replace("_", "-"), "not" if alone else "only"
+            raise ValueError(f"--{option}: {which} with --compare alone, which starts the nodes")
+    return alone
 
 
 def options_of(args: argparse.Namespace) -> Options:

@@ -104,7 +104,9 @@ class LoadRun:
                     raise BenchError(f"{url}: /v1/models answers {response.status}")
                 models = msgspec.json.decode(await response.read(), type=_Models).data
         except (aiohttp.ClientError, OSError) as error:
-            raise BenchError(f"{url}: not reachable: {error!r}") from error
+            raise BenchError(
+                f"{url}: not reachable: {str(error) or type(error).__name__}"
+            ) from error
         except msgspec.DecodeError as error:
             raise BenchError(f"{url}: /v1/models is no list of models: {error}") from error
         return self._checked(url, models)

@@ -51,6 +51,8 @@ def test_compare_alone_has_defaults_of_its_own() -> None:
         (("bench", "serve", "--compare", *URL), ("--url", "not with --compare alone")),
         (("bench", "serve", "--compare", "--rate", "3"), ("--rate", "not with --compare alone")),
         (("bench", "serve", "--compare", "--cores", "3"), ("--cores", "an even number")),
+        (("bench", "serve", *URL, "--chunk-tokens", "64"), ("--chunk-tokens", "only with")),
+        (("bench", "serve", "--compare", "--chunk-tokens", "1"), ("'1'", "16 to 1048576")),
     ],
 )
 def test_compare_alone_takes_no_node_and_the_rest_needs_one(
