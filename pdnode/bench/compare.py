@@ -12,6 +12,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +26,9 @@ from pdnode.bench.options import Options
 from pdnode.bench.serve import BenchError, LoadRun, Target
 from pdnode.localnodes import LocalNode, NodeFailed, free_ports, serve_node, wait_ready
 
-WHOLE_TOKENS = 1 << 20  # no prompt is cut; prefill alone has no reason to either
+WHOLE_TOKENS = 1 << 20  # no prompt is cut
+PREFILL_TOKENS = 512  # as by default: after each chunk the decode node hears that it goes on
+REQUEST_STALL_S = 300.0  # a host that is busy otherwise makes it slow, not wrong
 SPLIT = "prefill + decode"
 WHOLE = "colocated, whole prompt"
 CHUNKED = "colocated, chunked"
@@ -44,7 +47,7 @@ class Variant(msgspec.Struct, frozen=True):
     loaded_itl_s: Quantiles | None
     loaded_ttft_s: Quantiles | None
     slowdown: float | None
-    errors: int
+    errors: dict[str, int]
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -84,7 +87,7 @@ class _Served:
     idle_s: list[float] = field(default_factory=list)
     loaded_s: list[float] = field(default_factory=list)
     loaded_ttft_s: list[float] = field(default_factory=list)
-    errors: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
 
     def variant(self) -> Variant:
         idle, loaded = quantiles(self.idle_s), quantiles(self.loaded_s)
@@ -97,7 +100,7 @@ class _Served:
             loaded_itl_s=loaded,
             loaded_ttft_s=quantiles(self.loaded_ttft_s),
             slowdown=loaded.p99 / idle.p99 if idle and loaded and idle.p99 > 0 else None,
-            errors=self.errors,
+            errors=dict(self.errors),
         )
 
 
@@ -177,7 +180,7 @@ async def _prompt(options: Options, one: _Served, *, number: int) -> None:
         replace(options, url=one.url, requests=1, background_streams=0, rounds=1), number
     )
     one.ttft_s += _ttft_s(target)
-    one.errors += sum(trace.error is not None for trace in target.traces)
+    one.errors.update(trace.error for trace in target.traces if trace.error is not None)
 
 
 async def _streams(options: Options, one: _Served, *, number: int) -> None:
@@ -186,7 +189,7 @@ async def _streams(options: Options, one: _Served, *, number: int) -> None:
     one.idle_s += target.idle
     one.loaded_s += target.loaded
     one.loaded_ttft_s += _ttft_s(target)
-    one.errors += sum(trace.error is not None for trace in target.traces)
+    one.errors.update(trace.error for trace in target.traces if trace.error is not None)
 
 
 async def _run(options: Options, number: int) -> Target:
@@ -234,7 +237,7 @@ async def _start(
         _Part("prefill", "prefill", cores[:half], ports.pop(), fabric=fabric, peer=peer),
         _Part("decode", "decode", cores[half:], ports.pop(), link),
     ]
-    await start(SPLIT, parts, WHOLE_TOKENS, itl=True)
+    await start(SPLIT, parts, PREFILL_TOKENS, itl=True)
     for one in served:
         await wait_ready(one.url, one.nodes, partial(_loading, show, one.name))
     return served
@@ -272,6 +275,7 @@ pool_bytes = "1GiB"
 listen = "127.0.0.1:{part.port}"
 [peer]
 listen = "127.0.0.1:{part.peer}"
+request_stall_s = {REQUEST_STALL_S}
 [fabric]
 provider = "tcp"
 port = {part.fabric}

@@ -30,9 +30,11 @@ def as_table(found: Comparison) -> str:
         f"TTFT, {SPLIT} minus {name}: {1e3 * seconds:+.0f} ms"
         for name, seconds in found.ttft_minus_s.items()
     ]
-    failed = {one.name: one.errors for one in found.variants if one.errors}
-    if failed:
-        lines.append(f"failed requests: {failed}")
+    lines += [
+        f"{one.name}: failed requests: {kind} {count}"
+        for one in found.variants
+        for kind, count in one.errors.items()
+    ]
     return "\n".join(lines)
 
 
