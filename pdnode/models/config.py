@@ -104,7 +104,7 @@ class ModelConfig:
             found.append(f"{self.kv_heads} KV heads can be neither cut nor copied over {tp} ranks")
         if not part_of(self.vocabulary, rank=tp - 1, tp=tp):
             found.append(f"a vocabulary of {self.vocabulary} leaves one of {tp} ranks without")
-        return [Problem("[engine] tp", text) for text in found]
+        return [Problem("engine.tp", text) for text in found]
 
 
 def load_config(model_path: Path) -> ModelConfig:

@@ -57,6 +57,26 @@ def test_a_model_without_weights(tmp_path: Path, tiny_model: Path) -> None:
     assert "Traceback" not in text
 
 
+def test_a_model_that_cannot_be_cut(tmp_path: Path, tiny_model: Path) -> None:
+    """Four query heads, two KV heads."""
+    code, text = failed(NodeSpec("co", "colocated", tiny_model, tmp_path, engine={"tp": 3}))
+    assert code == 78, text
+    assert "engine.tp: attention heads 4 is no multiple of 3" in text
+    assert "engine.tp: 2 KV heads can be neither cut nor copied over 3 ranks" in text
+    assert "Traceback" not in text
+
+
+def test_a_model_of_another_architecture(tmp_path: Path, tiny_model: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    config = (model / "config.json").read_text()
+    (model / "config.json").write_text(config.replace("LlamaForCausalLM", "MambaForCausalLM"))
+    code, text = failed(NodeSpec("co", "colocated", model, tmp_path))
+    assert code == 78, text
+    assert "architectures: ['MambaForCausalLM'] is not supported; allowed: LlamaForCausalLM" in text
+    assert "Traceback" not in text
+
+
 def test_a_provider_that_is_absent(tmp_path: Path, tiny_model: Path) -> None:
     """Never another provider instead."""
     spec = NodeSpec("pf", "prefill", tiny_model, tmp_path, provider="verbs")

@@ -9,9 +9,9 @@ import torch
 
 from pdnode.core.geometry import KvGeometry
 from pdnode.engine.attention import Segment, TorchAttention
-from pdnode.engine.protocol import Drawn, Sampling, SequenceStep, Step
+from pdnode.engine.protocol import Drawn, Sampling, SequenceStep, Step, StepDone
 from pdnode.engine.runner import Runner
-from pdnode.memory.layout import TORCH_DTYPES, region_views
+from pdnode.memory.layout import TORCH_DTYPES, LayerViews, region_views
 from pdnode.models.config import load_config
 from pdnode.models.decoder import Decoder
 from pdnode.models.loader import load_model as load_decoder
@@ -36,6 +36,7 @@ class LocalEngine:
     raised: int = 0
     geometry: KvGeometry = field(init=False)
     memory: torch.Tensor = field(init=False)
+    views: list[LayerViews] = field(init=False)
     attention: TorchAttention = field(init=False)
     runner: Runner = field(init=False)
     free: list[int] = field(init=False)
@@ -47,8 +48,8 @@ class LocalEngine:
             tp=self.model.ranks.tp, page_tokens=self.page_tokens, dtype=self.dtype, pages=self.pages
         )
         self.memory = torch.zeros(self.geometry.region_bytes, dtype=torch.uint8)
-        views = region_views(self.memory, self.geometry)
-        self.attention = TorchAttention(views, self.geometry, TORCH_DTYPES[self.dtype])
+        self.views = region_views(self.memory, self.geometry)
+        self.attention = TorchAttention(self.views, self.geometry, TORCH_DTYPES[self.dtype])
         self.runner = Runner(self.model, self.attention, self.geometry, self._raise)
         self.free = list(range(self.pages))
         random.Random(self.seed).shuffle(self.free)
@@ -61,10 +62,13 @@ class LocalEngine:
         return self._sequences
 
     def step(self, parts: Sequence[SequenceStep], forget: Sequence[int] = ()) -> list[Drawn]:
+        return self.run(parts, forget).drawn
+
+    def run(self, parts: Sequence[SequenceStep], forget: Sequence[int] = ()) -> StepDone:
         self._passes += 1
         step = Step(self._passes, self.runner.launched, list(parts), list(forget))
         with torch.inference_mode():
-            return self.runner.run(step).drawn
+            return self.runner.run(step)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, chunk: int | None = None
