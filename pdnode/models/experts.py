@@ -18,7 +18,8 @@ _SHARED = "shared_experts."
 
 
 class Experts:
-    """`router` [X, E] and `bias` [X] float32; `gate_up` [X, 2 * f, E]; `down` [X, E, f]."""
+    """`router` [X, E] and `bias` [X] are float32; an expert is `[2 * f, E]`, gate first, and
+    `[E, f]`."""
 
     @staticmethod
     def wanted(config: ModelConfig, ranks: Ranks) -> dict[str, Wanted]:
@@ -39,30 +40,31 @@ class Experts:
         self._config = experts = _of(config)
         self._router = take("gate.weight")
         self._bias = take("gate.e_score_correction_bias") if experts.grouped else None
-        gate_ups, downs = [], []
+        self._experts: list[tuple[Tensor, Tensor]] = []
         for number in range(experts.count):
-            gate, up = (take(f"experts.{number}.{name}_proj.weight") for name in ("gate", "up"))
-            gate_ups.append(torch.cat((gate, up)))
-            downs.append(take(f"experts.{number}.down_proj.weight"))
-        self._gate_up, self._down = torch.stack(gate_ups), torch.stack(downs)
+            gate, up, down = (
+                take(f"experts.{number}.{name}_proj.weight") for name in ("gate", "up", "down")
+            )
+            self._experts.append((torch.cat((gate, up)), down))
         self._shared = Mlp(ranks, under(_SHARED, take)) if experts.shared_intermediate else None
 
     def run(self, normed: Tensor) -> Tensor:
-        """[N, E] to [N, E], summed over the ranks. All ranks choose the same experts: their
-        `normed` comes from the same sums."""
-        weights, chosen = choose(self._config, self._scores(normed), self._bias)
+        """[N, E] to [N, E], summed over the ranks.
+
+        All ranks choose the same experts, because sums over the ranks are the same on each of them
+        to the last bit.
+        """
+        scores = functional.linear(normed.float(), self._router)
+        weights, chosen = choose(self._config, scores, self._bias)
         out = torch.zeros_like(normed)
         for expert in sorted(set(chosen.flatten().tolist())):
             rows, places = torch.where(chosen == expert)
-            inner = gated(normed[rows], self._gate_up[expert])
-            found = functional.linear(inner, self._down[expert])
+            gate_up, down = self._experts[expert]
+            found = functional.linear(gated(normed[rows], gate_up), down)
             out.index_add_(0, rows, found * weights[rows, places, None].to(found.dtype))
         if self._shared is not None:
             out += self._shared.part(normed)
         return self._ranks.sum(out)
-
-    def _scores(self, normed: Tensor) -> Tensor:
-        return functional.linear(normed.float(), self._router)
 
 
 def choose(

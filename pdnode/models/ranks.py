@@ -21,7 +21,10 @@ class Ranks(Protocol):
     def tp(self) -> int: ...
 
     def sum(self, part: Tensor) -> Tensor:
-        """`part` summed over the ranks, in place. When it returns, every rank has come this far."""
+        """`part` summed over the ranks, in place: the same on each of them to the last bit.
+
+        When it returns, every rank has come this far.
+        """
 
     def joined(self, part: Tensor) -> Tensor:
         """[N, w] of every rank side by side, [N, tp * w]."""
