@@ -53,12 +53,15 @@ settled     transfer, pairs (every one over which a write of it came back with a
 """
 
 class Fabric:
-    def __init__(self, library: str, provider: str, poll: str, window: int = 0) -> None:
+    def __init__(
+        self, library: str, provider: str, poll: str, window: int = 0, silence_s: float = 60.0
+    ) -> None:
         """dlopen `library` (absolute path, RTLD_LOCAL) and check its version (≥ 1.18).
 
         provider: "tcp" | "verbs" | "efa" | "tcp-rdm" (compared exactly with prov_name, never a
         fall-back). poll: "adaptive" | "busy". window: most writes in flight per connection, if
-        below the provider's (0: that). Raises FabricError in words.
+        below the provider's (0: that). silence_s: 1 to 3600; a connection with a write that has
+        not come back for so long is lost. Raises FabricError in words.
         """
     @property
     def library_version(self) -> str: ...
@@ -174,9 +177,6 @@ class Fabric:
         """No further programs → drained once everything came back with success."""
     def stop(self, transfer: int) -> None:
         """Post nothing more; what is outstanding comes back → drained (or failed)."""
-    def exempt(self, transfer: int, pair: tuple[int, int]) -> None:
-        """The peer has fenced this pair: writes over it that fail from now on do not count against
-        `drained`. A transfer that has failed before stays failed."""
     def close_transfer(self, transfer: int) -> list[tuple[int, int, int, int, int, int, int]]:
         """Forget it (after drained or settled). Its record: (program batch, layer, raised_ns,
         posted_ns, done_ns, bytes, writes), CLOCK_MONOTONIC, one row per submit() and layer."""
@@ -185,7 +185,8 @@ class Fabric:
     def statistics(self) -> dict[str, int]:
         """Since start: turns, late_immediates, early_immediates, overshoots, rejected_connections,
         registrations, wakeups, posted_bytes, posted_writes, posted_pages, received_units; in flight
-        now: writes, bytes, pages; sessions, connections, transfers."""
+        now: writes, bytes, pages; sessions, connections, transfers; contexts of operations that
+        are allocated."""
     def nic_statistics(self) -> list[dict[str, int | str]]:
         """Per NIC: nic, name, address, {posted,done,failed}_{bytes,writes,pages}, in flight now
         bytes, writes, pages, received_units; registered now: registered_bytes, registrations."""

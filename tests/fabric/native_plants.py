@@ -20,13 +20,17 @@ inline bool planted(int number) {
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """`edits`: (file, text that occurs once, its replacement). `seeds` of `personality` find it."""
+    """`edits`: (file, text that occurs once, its replacement).
+
+    `seeds` of `personality` from `first` on find it.
+    """
 
     number: int
     name: str
     personality: str
     edits: tuple[tuple[str, str, str], ...]
     seeds: int = 40
+    first: int = 0
 
 
 PLANTS = (
@@ -132,6 +136,21 @@ PLANTS = (
         "  if (limits.segments < 1) limits.segments = 1;\n",
         "  if (limits.segments < 1 || planted(17)) limits.segments = kMaxSegments;\n",
     ),)),
+    Plant(18, "a doorbell left unrung by a batch that breaks off", "verbs", ((
+        "group_post.cpp",
+        "  if (connection->bell_owed) ring(connection);\n  return posted;",
+        "  if (connection->bell_owed && !planted(18)) ring(connection);\n  return posted;",
+    ),), first=9),
+    Plant(19, "writes on a NIC that is out never fail", "efa", ((
+        "group_complete.cpp",
+        "if (connection->nic == nic) lose(connection.get(), nic->dead);",
+        "if (connection->nic == nic && !planted(19)) lose(connection.get(), nic->dead);",
+    ),), first=49),
+    Plant(20, "contexts of fenced connections are kept for ever", "verbs", ((
+        "group_fence.cpp",
+        "if (!all_read && one.nic->empty_runs - one.empty_runs < 2) return false;",
+        "if (planted(20) || (!all_read && one.nic->empty_runs - one.empty_runs < 2)) return false;",
+    ),), first=24),
 )  # fmt: skip
 
 

@@ -28,11 +28,11 @@ def built() -> Path:
 
 
 def run(
-    binary: Path, library: Path, personality: str, seeds: int, **variables: str
+    binary: Path, library: Path, personality: str, seeds: int, first: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     options = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "halt_on_error=1"}
     return subprocess.run(
-        [binary, library, personality, "0", str(seeds)],
+        [binary, library, personality, str(first), str(seeds)],
         env={**os.environ, **options, **variables},
         capture_output=True,
         text=True,
@@ -65,6 +65,7 @@ def test_a_planted_fault_is_found(built: Path, plant: Plant) -> None:
         built / "libfabric_fake.so",
         plant.personality,
         plant.seeds,
+        plant.first,
         PDNODE_PLANT=str(plant.number),
         PDNODE_TEST_PATIENCE_MS="3000",
     )

@@ -119,23 +119,6 @@ def test_the_senders_own_fence_settles_everything(pair: tuple[Node, Node]) -> No
     assert sender.fabric.statistics()["transfers"] == 1
 
 
-def test_failures_on_an_exempt_pair_do_not_count(pair: tuple[Node, Node]) -> None:
-    sender, target = pair
-    number, _, fd = sender.counter()
-    sender.fabric.open_transfer(1, 1, immediate(1, 0))
-    for _ in range(20):
-        sender.submit(1, [(page, page, 1) for page in range(64)])
-    while sender.fabric.statistics()["posted_writes"] < 10:
-        sender.gather(0.001)
-    sender.fabric.exempt(1, (0, 0))
-    sender.fabric.stop(1)
-    target.fabric.fence(1, (0, 0))
-    target.wait("fenced")
-    sender.wait("drained", transfer=1)
-    assert number == 0
-    os.close(fd)
-
-
 def test_a_forged_program_is_refused_before_anything_is_queued(pair: tuple[Node, Node]) -> None:
     sender, target = pair
     fabric = sender.fabric

@@ -13,6 +13,7 @@ constexpr size_t kMinTokenBytes = 16;
 constexpr size_t kMaxTokenBytes = 46;  // verbs carries 55 bytes of connection data, 9 are ours
 constexpr size_t kMaxSessions = 1024;
 constexpr double kMaxDeadlineS = 3600;
+constexpr double kMinSilenceS = 1;
 constexpr uint32_t kMaxWindow = 65'536;
 
 [[noreturn]] void refuse(const std::string& text) { throw FabricError(text); }
@@ -32,16 +33,19 @@ std::string quoted(const char* what, int64_t number) {
 }  // namespace
 
 Fabric::Fabric(const std::string& library, const std::string& provider, const std::string& poll,
-               uint32_t window) {
+               uint32_t window, double silence_s) {
   const Provider* row = find_provider(provider);
   require(row != nullptr, "provider: '" + provider + "' is not one of " + provider_names());
   require(poll == "adaptive" || poll == "busy",
           "poll: '" + poll + "' is not one of adaptive, busy");
+  require(silence_s >= kMinSilenceS && silence_s <= kMaxDeadlineS,
+          "silence_s: 1 to 3600 s");
   require(window <= kMaxWindow, "window: at most " + std::to_string(kMaxWindow) + " writes");
   const Library* loaded = nullptr;
   require(Library::load(library, &loaded));
   require(query(*loaded, *row, "", "", "", &info_));
-  hub_ = std::make_unique<Hub>(*loaded, *row, poll == "busy", window);
+  hub_ = std::make_unique<Hub>(*loaded, *row, poll == "busy", window,
+                               static_cast<int64_t>(silence_s * 1e9));
 }
 
 Fabric::~Fabric() { close(); }

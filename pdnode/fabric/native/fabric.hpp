@@ -41,8 +41,9 @@ using RecordRow = std::tuple<int, int, int64_t, int64_t, int64_t, uint64_t, uint
 class Fabric {
  public:
   // `window`: most writes in flight per connection, if below the provider's; 0: no bound of ours.
+  // `silence_s`: a connection with a write that has not come back for so long is lost.
   Fabric(const std::string& library, const std::string& provider, const std::string& poll,
-         uint32_t window = 0);
+         uint32_t window = 0, double silence_s = 60);
   ~Fabric();
 
   std::string library_version() const { return hub_->library.version(); }
@@ -79,7 +80,6 @@ class Fabric {
   void submit(const SubmitArguments& arguments, std::vector<Span> spans);
   void finish(int64_t transfer);
   void stop(int64_t transfer);
-  void exempt(int64_t transfer, Pair pair);
   std::vector<RecordRow> close_transfer(int64_t transfer);
 
   std::vector<std::pair<const char*, uint64_t>> statistics() const;

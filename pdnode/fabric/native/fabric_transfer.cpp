@@ -140,8 +140,6 @@ void Fabric::stop(int64_t number) {
   transfer->drop_token(&hub_->events);
 }
 
-void Fabric::exempt(int64_t number, Pair pair) { find_transfer(number)->exempt(pair); }
-
 std::vector<RecordRow> Fabric::close_transfer(int64_t number) {
   const std::shared_ptr<Transfer> transfer = find_transfer(number);
   require(transfer->ended.load(std::memory_order_acquire),
@@ -161,11 +159,12 @@ std::vector<RecordRow> Fabric::close_transfer(int64_t number) {
 }
 
 std::vector<std::pair<const char*, uint64_t>> Fabric::statistics() const {
-  uint64_t turns = 0, wakeups = 0, units = 0;
+  uint64_t turns = 0, wakeups = 0, units = 0, contexts = 0;
   uint64_t posted[3] = {}, flying[3] = {};  // bytes, writes, pages
   for (const auto& one : groups_) {
     turns += one->turns.get();
     wakeups += one->wakeups.get();
+    contexts += one->contexts.get();
   }
   constexpr Counter Volume::*kParts[] = {&Volume::bytes, &Volume::writes, &Volume::pages};
   for (const Nic* nic : nics_) {
@@ -183,6 +182,7 @@ std::vector<std::pair<const char*, uint64_t>> Fabric::statistics() const {
   const int64_t connections = counters.connections.load();
   return {{"turns", turns},
           {"wakeups", wakeups},
+          {"contexts", contexts},
           {"late_immediates", counters.late_immediates.load()},
           {"early_immediates", counters.early_immediates.load()},
           {"overshoots", counters.overshoots.load()},

@@ -103,6 +103,7 @@ void Group::close() {
   const bool keeps = !condemned_.empty();
   if (keeps) keep_open(std::move(condemned_), std::move(ops_));
   condemned_.clear();
+  retired_.clear();
   base_registrations_.clear();
   watches_.clear();
   // Queues, domains and listeners go; the Nic objects stay, for their statistics.
@@ -121,7 +122,7 @@ void Group::close() {
 }
 
 void Group::run() {
-  last_active_ns_ = now_ns();
+  last_active_ns_ = turn_ns_ = now_ns();
   unsigned turn = 0;
   while (!stopping_.load(std::memory_order_relaxed)) {
     turns.add(1);
@@ -143,7 +144,10 @@ void Group::run() {
     } else if (!hub_.busy && now - last_active_ns_ > kSpinNs) {
       sleep(now);
       events_due_ns_ = 0;
+      turn_ns_ = now_ns();
+      continue;
     }
+    turn_ns_ = now;
   }
 }
 
@@ -230,7 +234,7 @@ void Group::set_sleeping(uint32_t value) {
 }
 
 int Group::sleep_timeout_ms(int64_t now) const {
-  if (blocked_ || receives_owed_ || probes_waiting_ > 0) return kBlockedTimeoutMs;
+  if (blocked_ || receives_owed_ || bells_owed_ || probes_waiting_ > 0) return kBlockedTimeoutMs;
   if (next_deadline_ns_ == 0) return kIdleTimeoutMs;
   const int64_t left_ms = (next_deadline_ns_ - now) / 1'000'000 + 1;
   return static_cast<int>(std::clamp<int64_t>(left_ms, 1, kIdleTimeoutMs));
@@ -253,6 +257,7 @@ bool Group::block(int timeout_ms) {
   // gives it, must not cost a core.
   bool nap = empty_wakeups_ >= kMostEmptyWakeups;
   for (auto& nic : nics) {
+    if (!nic->dead.empty()) continue;
     if (nic->queues.cq_fd < 0 || (nic->queues.eq && nic->queues.eq_fd < 0)) {
       nap = true;
       continue;

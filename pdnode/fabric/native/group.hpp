@@ -31,12 +31,15 @@ class Group;
 
 // What all groups share.
 struct Hub {
-  Hub(const Library& library_, const Provider& provider_, bool busy_, uint32_t window_)
-      : library(library_), provider(provider_), busy(busy_), window(window_) {}
+  Hub(const Library& library_, const Provider& provider_, bool busy_, uint32_t window_,
+      int64_t silence_ns_)
+      : library(library_), provider(provider_), busy(busy_), window(window_),
+        silence_ns(silence_ns_) {}
   const Library& library;
   const Provider& provider;
   const bool busy;
   const uint32_t window;  // 0: the provider's
+  const int64_t silence_ns;  // a write that takes longer never comes back
   EventQueue events;
   SlotTable slots;
   SharedCounters counters;
@@ -74,7 +77,7 @@ class Group {
 
   const int number;
   std::vector<std::unique_ptr<Nic>> nics;
-  Counter turns, wakeups;
+  Counter turns, wakeups, contexts;
 
   // Commands; the group's thread only.
   Error listen(int nic, const std::string& host, int port, int* bound);
@@ -102,6 +105,12 @@ class Group {
     std::vector<Program*> armed;  // with layers still to come
   };
   struct Write;
+  // Operations of closed connections, and what had been read of their NIC's queue by then.
+  struct Retired {
+    Nic* nic = nullptr;
+    uint64_t entries_read = 0, empty_runs = 0;
+    std::vector<Op*> ops;
+  };
 
   // group.cpp
   void run();
@@ -134,6 +143,7 @@ class Group {
   Connection* add_connection(SessionPart* part, Pair pair, Nic* nic);
   void mark_connected(Connection* connection);
   void mark_lost(Connection* connection, const std::string& why);
+  void lose(Connection* connection, const std::string& why);
   bool read_events(Nic* nic);
   void on_request(Nic* nic, const uint8_t* entry, size_t size);
   SessionPart* match_request(const Nic& nic, const uint8_t* data, size_t size, int* remote) const;
@@ -143,7 +153,9 @@ class Group {
   void close_connections(SessionPart* part, const std::vector<Connection*>& which);
   RdmEndpoint* retire_rdm(NicPart* on, bool up);
   void abandon(Connection* connection, RdmEndpoint* condemned);
-  void abandon(Receiver* receiver, RdmEndpoint* condemned);
+  void abandon(Receiver* receiver, Nic* nic, RdmEndpoint* condemned);
+  void abandon(Op* op, Nic* nic, RdmEndpoint* condemned);
+  void release_retired();
   void say_fenced(const std::shared_ptr<FenceTicket>& ticket);
   void release_condemned(int64_t now);
   void end_programs(SessionPart* part);
@@ -155,7 +167,9 @@ class Group {
   bool pump_part(SessionPart* part);
   int take_turn(Program* program, int most, bool urgent, bool* refused);
   int post_run(Connection* connection, Program* program, int budget, bool urgent, bool* refused);
-  bool give_up_refused(Connection* connection, Program* program);
+  bool refused_too_long(Connection* connection);
+  void ring(Connection* connection);
+  void ring_bells();
   Connection* choose(SessionPart* part, const Program& program, bool urgent, bool* usable);
   Error build(const Program& program, const Connection& connection, uint64_t cap, Write* write);
   ssize_t post_write(Connection* connection, Program* program, const Write& write, bool more);
@@ -194,20 +208,23 @@ class Group {
   std::atomic<bool> has_commands_{false};
 
   // The group's thread only.
-  OpPool ops_;
+  OpPool ops_{&contexts};
   std::map<int, std::map<int, std::vector<Registration>>> base_registrations_;  // region, NIC
   std::vector<std::unique_ptr<Watch>> watches_;
   std::map<int64_t, std::unique_ptr<SessionPart>> parts_;
   std::unordered_map<fid_t, Connection*> endpoints_;
   std::vector<std::unique_ptr<RdmEndpoint>> condemned_;
+  std::vector<Retired> retired_;
   std::deque<Program*> urgent_;  // with a layer that was just raised: posted before anything else
   std::vector<std::shared_ptr<Transfer>> failures_;  // whose `failed` is still to be said
   int64_t last_active_ns_ = 0;
+  int64_t turn_ns_ = 0;  // when this turn of the loop began
   int64_t events_due_ns_ = 0;
   int64_t next_deadline_ns_ = 0;  // 0: none
   unsigned probes_waiting_ = 0;
   unsigned empty_wakeups_ = 0;
   bool receives_owed_ = false;  // of some endpoint
+  bool bells_owed_ = false;    // of some connection
   bool blocked_ = false;  // a post was refused (EAGAIN): try again soon
 };
 

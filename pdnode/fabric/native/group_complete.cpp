@@ -14,16 +14,27 @@ namespace pdnode {
 
 // Entries read; a full batch, or an error entry (kCompletionBatch), may have more behind it.
 size_t Group::read_completions(Nic* nic) {
+  if (!nic->dead.empty()) return 0;
   std::array<fi_cq_data_entry, kCompletionBatch> entries;
   const ssize_t count = fi_cq_read(nic->queues.cq.get(), entries.data(), entries.size());
+  if (count == -FI_EAGAIN) {
+    if (++nic->empty_run == kEmptyRun) {
+      nic->empty_run = 0;
+      ++nic->empty_runs;
+    }
+    return 0;
+  }
+  nic->empty_run = 0;
   if (count == -FI_EAVAIL) {
+    ++nic->entries_read;
     on_error_entry(nic);
     return kCompletionBatch;
   }
   if (count <= 0) {
-    if (count != 0 && count != -FI_EAGAIN) on_dead_queue(nic, count);
+    if (count != 0) on_dead_queue(nic, count);
     return 0;
   }
+  nic->entries_read += static_cast<uint64_t>(count);
   const int64_t now = now_ns();
   for (ssize_t i = 0; i < count; ++i) {
     const fi_cq_data_entry& entry = entries[static_cast<size_t>(i)];
@@ -41,12 +52,12 @@ size_t Group::read_completions(Nic* nic) {
   return static_cast<size_t>(count);
 }
 
-// Nothing more can be heard of this NIC's operations.
+// Nothing more can be heard of this NIC's operations: it is out until the fabric is closed.
 void Group::on_dead_queue(Nic* nic, ssize_t code) {
-  const std::string why = hub_.library.check("fi_cq_read", code, nic->label()).text();
+  nic->dead = hub_.library.check("fi_cq_read", code, nic->label()).text();
   for (auto& [id, part] : parts_) {
     for (auto& connection : part->connections) {
-      if (connection->nic == nic) mark_lost(connection.get(), why);
+      if (connection->nic == nic) lose(connection.get(), nic->dead);
     }
   }
 }
@@ -71,7 +82,8 @@ void Group::on_error_entry(Nic* nic) {
 // One operation has come back; `failure` is empty for success.
 void Group::finish_op(Op* op, const std::string& failure, int64_t now) {
   if (op->kind == Op::Kind::kAbandoned) {
-    if (op->condemned != nullptr) --op->condemned->abandoned;
+    if (op->condemned == nullptr) return;  // `retired_` has it
+    --op->condemned->abandoned;
     ops_.give(op);
     return;
   }
@@ -119,6 +131,14 @@ void Group::settle_op(Op* op, const std::string& failure, int64_t now) {
   (connection->flow->*volume).add(op->bytes, op->pages);
   if (!failure.empty()) fail(program->transfer, connection->pair, failure);
   maybe_end(program);
+}
+
+// The connection is no good any more, though its operations are still out.
+void Group::lose(Connection* connection, const std::string& why) {
+  for (const Op* op = connection->ops; op != nullptr; op = op->next) {
+    if (op->kind == Op::Kind::kPages) fail(op->program->transfer, connection->pair, why);
+  }
+  mark_lost(connection, why);
 }
 
 void Group::fail(const std::shared_ptr<Transfer>& transfer, Pair pair, const std::string& why) {
@@ -220,8 +240,13 @@ void Group::ease_loopback(const Connection& connection) const {
   sockaddr_storage own{}, peer{};
   size_t size = sizeof own;
   if (fi_getname(&connection.ep->fid, &own, &size) != 0) return;
-  std::memcpy(&peer, connection.address.data(), std::min(connection.address.size(), sizeof peer));
-  stop_pacing_on_loopback(own, connection.address.empty() ? nullptr : &peer);
+  const auto& address = connection.address;
+  if (address.empty()) {
+    stop_pacing_on_loopback(own, nullptr);
+    return;
+  }
+  std::memcpy(&peer, address.data(), std::min(address.size(), sizeof peer));
+  stop_pacing_on_loopback(own, &peer);
 }
 
 }  // namespace pdnode

@@ -49,7 +49,7 @@ void Group::close_connections(SessionPart* part, const std::vector<Connection*>&
   }
   for (Connection* connection : which) {
     abandon(connection, condemned[connection->pair.first]);
-    abandon(&connection->receiver, nullptr);
+    abandon(&connection->receiver, connection->nic, nullptr);
     const auto& scratch = part->nics[connection->pair.first].memory.scratch;
     if (scratch) std::memset(scratch.get() + 8 * connection->pair.second, 0, 8);
   }
@@ -67,21 +67,45 @@ void Group::abandon(Connection* connection, RdmEndpoint* condemned) {
   while (connection->ops != nullptr) {
     Op* op = connection->ops;
     settle_op(op, "the connection was closed", now);
-    op->kind = Op::Kind::kAbandoned;
-    op->condemned = condemned;
-    if (condemned != nullptr) ++condemned->abandoned;
+    abandon(op, connection->nic, condemned);
   }
 }
 
-void Group::abandon(Receiver* receiver, RdmEndpoint* condemned) {
+void Group::abandon(Receiver* receiver, Nic* nic, RdmEndpoint* condemned) {
   receiver->ep = nullptr;
   while (receiver->ops != nullptr) {
     Op* op = receiver->ops;
     receiver->unlink(op);
-    op->kind = Op::Kind::kAbandoned;
-    op->condemned = condemned;
-    if (condemned != nullptr) ++condemned->abandoned;
+    abandon(op, nic, condemned);
   }
+}
+
+void Group::abandon(Op* op, Nic* nic, RdmEndpoint* condemned) {
+  op->kind = Op::Kind::kAbandoned;
+  op->condemned = condemned;
+  if (condemned != nullptr) {
+    ++condemned->abandoned;
+    return;
+  }
+  if (retired_.empty() || retired_.back().nic != nic ||
+      retired_.back().entries_read != nic->entries_read ||
+      retired_.back().empty_runs != nic->empty_runs) {
+    retired_.push_back({nic, nic->entries_read, nic->empty_runs, {}});
+  }
+  retired_.back().ops.push_back(op);
+}
+
+// The endpoint is closed, so nothing new comes of these operations. What the queue still held then
+// has been read once as many entries as it holds have been, or once it was empty from a run's first
+// read to its last (one run may have begun before).
+void Group::release_retired() {
+  const auto first_kept = std::remove_if(retired_.begin(), retired_.end(), [this](Retired& one) {
+    const bool all_read = one.nic->entries_read - one.entries_read >= kCompletionQueueEntries;
+    if (!all_read && one.nic->empty_runs - one.empty_runs < 2) return false;
+    for (Op* op : one.ops) ops_.give(op);
+    return true;
+  });
+  retired_.erase(first_kept, retired_.end());
 }
 
 // `up`: one of its connections is known to be established, so that it can be closed. Pages are
@@ -90,7 +114,7 @@ RdmEndpoint* Group::retire_rdm(NicPart* on, bool up) {
   std::unique_ptr<RdmEndpoint> rdm = std::move(on->rdm);
   if (!rdm) return nullptr;
   const bool closes = up || hub_.provider.closes_any_time;
-  abandon(&rdm->receiver, closes ? nullptr : rdm.get());
+  abandon(&rdm->receiver, on->nic, closes ? nullptr : rdm.get());
   if (closes) {
     rdm->ep.reset();
     rdm->av.reset();

@@ -13,6 +13,7 @@ namespace pdnode {
 namespace {
 
 constexpr int64_t kRefusedNs = 3'000'000'000;
+constexpr const char* kRefused = "fi_writemsg: try again, for 3 s";
 
 }  // namespace
 
@@ -113,6 +114,7 @@ void Group::maybe_end(Program* program) {
 
 bool Group::pump() {
   if (receives_owed_) post_owed_receives();
+  if (bells_owed_) ring_bells();
   bool any = probes_waiting_ > 0 && pump_probes();
   blocked_ = false;
   any |= pump_urgent();
@@ -217,7 +219,12 @@ int Group::post_run(Connection* connection, Program* program, int budget, bool u
                       write.next.layer < program->due;
     const ssize_t code = post_write(connection, program, write, more);
     if (code == -FI_EAGAIN) {
-      *refused = !give_up_refused(connection, program);
+      *refused = true;
+      if (refused_too_long(connection)) {
+        fail(program->transfer, connection->pair, kRefused);
+        lose(connection, kRefused);
+        *refused = false;
+      }
       break;
     }
     if (code != 0) {
@@ -230,20 +237,40 @@ int Group::post_run(Connection* connection, Program* program, int budget, bool u
     // Where a post ends in a system call, one takes as long as a layer may wait.
     if (look_counters() && !doorbell && !urgent) break;
   }
+  if (connection->bell_owed) ring(connection);
   return posted;
 }
 
 // A device that takes nothing and gives nothing back: some providers go on like that for ever, for
 // example while they try to connect again behind our back.
-bool Group::give_up_refused(Connection* connection, Program* program) {
+bool Group::refused_too_long(Connection* connection) {
   const int64_t now = now_ns();
   if (connection->refused_ns == 0) connection->refused_ns = now;
-  if (now - connection->refused_ns < kRefusedNs) return false;
-  const std::string why = std::string("fi_writemsg: try again, for 3 s [") +
-                          hub_.provider.name + "]";
-  fail(program->transfer, connection->pair, why);
-  mark_lost(connection, why);
-  return true;
+  return now - connection->refused_ns >= kRefusedNs;
+}
+
+// FI_MORE promises another post at once. Where a batch ends without one (it was refused, the next
+// write cannot be built, its transfer was stopped), the device may keep what it has for ever: a
+// write of the probe's word, which changes nothing, makes it start.
+void Group::ring(Connection* connection) {
+  if (connection->state != Connection::State::kUp) return;
+  const ssize_t code = post_probe(connection);
+  if (code == -FI_EAGAIN && !refused_too_long(connection)) {
+    bells_owed_ = true;
+  } else if (code == -FI_EAGAIN) {
+    lose(connection, kRefused);
+  } else if (code != 0) {
+    lose(connection, hub_.library.check("fi_writemsg", code, hub_.provider.name).text());
+  }
+}
+
+void Group::ring_bells() {
+  bells_owed_ = false;
+  for (auto& [id, part] : parts_) {
+    for (auto& connection : part->connections) {
+      if (connection->bell_owed) ring(connection.get());
+    }
+  }
 }
 
 Error Group::build(const Program& program, const Connection& connection, uint64_t cap,
@@ -334,6 +361,8 @@ ssize_t Group::post_write(Connection* connection, Program* program, const Write&
     return code;
   }
   connection->refused_ns = 0;
+  connection->bell_owed = more;
+  op->posted_ns = turn_ns_;
   record.posted_ns = entered;
   record.bytes += write.bytes;
   record.writes += 1;
@@ -431,6 +460,8 @@ ssize_t Group::post_probe(Connection* connection) {
     ops_.give(op);
     return code;
   }
+  connection->bell_owed = false;
+  op->posted_ns = turn_ns_;
   connection->link(op);
   return 0;
 }

@@ -245,6 +245,8 @@ void Group::connect(int64_t session, Pair pair, const std::vector<uint8_t>& addr
   const auto on = part->nics.find(pair.first);
   if (on == part->nics.end() || !on->second.registered) {
     error = Error("the session is not open on NIC " + std::to_string(pair.first));
+  } else if (!connection->nic->dead.empty()) {
+    error = Error(connection->nic->dead);
   } else if (hub_.provider.endpoint == FI_EP_MSG) {
     error = connect_msg(connection, address);
   } else {
@@ -423,7 +425,7 @@ SessionPart* Group::match_request(const Nic& nic, const uint8_t* data, size_t si
     const auto on = part->nics.find(nic.number);
     if (equal && on != part->nics.end() && on->second.registered) match = part.get();
   }
-  return local == nic.number && *remote < kMaxNics ? match : nullptr;
+  return local == nic.number && *remote < kMaxNics && nic.dead.empty() ? match : nullptr;
 }
 
 void Group::on_request(Nic* nic, const uint8_t* buffer, size_t size) {
@@ -465,6 +467,14 @@ void Group::check_deadlines(int64_t now) {
   };
   for (auto& [id, part] : parts_) {
     for (auto& connection : part->connections) {
+      if (const Op* oldest = connection->oldest;
+          oldest != nullptr && connection->state == Connection::State::kUp) {
+        consider(oldest->posted_ns + hub_.silence_ns);
+        if (now - oldest->posted_ns >= hub_.silence_ns) {
+          lose(connection.get(), "write: no completion within " +
+                                     std::to_string(hub_.silence_ns / 1'000'000) + " ms");
+        }
+      }
       if (connection->deadline_ns == 0) continue;
       if (now < connection->deadline_ns) {
         consider(connection->deadline_ns);
@@ -476,6 +486,7 @@ void Group::check_deadlines(int64_t now) {
                     std::to_string(connection->patience_ns / 1'000'000) + " ms");
     }
   }
+  if (!retired_.empty()) release_retired();
   if (!condemned_.empty()) {
     release_condemned(now);
     consider(now + 1'000'000'000);

@@ -208,8 +208,9 @@ nb::bytes digest(const Fabric& self, int region, int64_t layers, int64_t layer_s
 
 void bind_set_up(nb::class_<Fabric>& fabric) {
   fabric
-      .def(nb::init<const std::string&, const std::string&, const std::string&, uint32_t>(),
-           "library"_a, "provider"_a, "poll"_a, "window"_a = 0)
+      .def(nb::init<const std::string&, const std::string&, const std::string&, uint32_t,
+                    double>(),
+           "library"_a, "provider"_a, "poll"_a, "window"_a = 0, "silence_s"_a = 60.0)
       .def_prop_ro("library_version", &Fabric::library_version)
       .def_prop_ro("limits", &limits)
       .def_prop_ro("event_fd", &Fabric::event_fd)
@@ -296,7 +297,6 @@ void bind_transfers(nb::class_<Fabric>& fabric) {
            "remote_page_stride"_a, "remote_offset"_a, "length"_a, "whole_page"_a, "spans"_a)
       .def("finish", &Fabric::finish, "transfer"_a)
       .def("stop", &Fabric::stop, "transfer"_a)
-      .def("exempt", &Fabric::exempt, "transfer"_a, "pair"_a)
       .def("close_transfer", &Fabric::close_transfer, "transfer"_a);
 }
 

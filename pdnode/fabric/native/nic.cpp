@@ -19,7 +19,6 @@ namespace pdnode {
 
 namespace {
 
-constexpr size_t kCompletionQueueEntries = 16384;
 // Its number in libfabric 1.20 and newer; our headers are older. EFA may otherwise deliver a
 // write twice and overwrite a page that decode has appended to.
 constexpr int kEfaWriteInOrder = FI_OPT_EFA_RNR_RETRY + 6;

@@ -52,6 +52,9 @@ struct Registration {
   Fid<fid_mr> mr;  // closed first
 };
 
+constexpr size_t kCompletionQueueEntries = 16384;
+constexpr uint64_t kEmptyRun = 64;
+
 struct Queues {
   Fid<fid_cq> cq;
   Fid<fid_eq> eq;  // FI_EP_MSG only
@@ -98,6 +101,10 @@ struct Nic {
   Limits limits{};
   Flow flow;
   mutable Account account;
+  // Of the completion queue: entries read, "nothing there" in a row, and how often that came to
+  // kEmptyRun: then the queue was empty, whatever a single read may say.
+  uint64_t entries_read = 0, empty_run = 0, empty_runs = 0;
+  std::string dead;    // why nothing more can be heard of it; empty: it is not
 
   // In this order: they are closed from the last to the first.
   Info info;

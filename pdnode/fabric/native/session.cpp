@@ -18,6 +18,7 @@ const RemotePiece* RemoteRegion::find(const std::vector<RemotePiece>& of_nic,
 Op* OpPool::take() {
   if (free_ == nullptr) {
     chunks_.push_back(std::make_unique<Op[]>(kChunk));
+    allocated_->add(kChunk);
     for (size_t i = 0; i < kChunk; ++i) give(&chunks_.back()[i]);
   }
   Op* op = free_;
@@ -67,6 +68,7 @@ void Receiver::unlink(Op* op) {
 
 void Connection::link(Op* op) {
   op->connection = this;
+  if (ops == nullptr) oldest = op;
   push(&ops, op);
   ++writes;
   bytes += op->bytes;
@@ -74,6 +76,7 @@ void Connection::link(Op* op) {
 
 void Connection::unlink(Op* op) {
   assert(op->connection == this);
+  if (op == oldest) oldest = op->previous;
   remove(&ops, op);
   op->connection = nullptr;
   --writes;

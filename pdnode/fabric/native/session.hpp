@@ -63,8 +63,8 @@ struct Receiver;
 struct RdmEndpoint;
 
 // The context of one operation. libfabric may write to `context` until the operation has come
-// back, so an Op is returned to its pool only then, or never: one whose connection was closed
-// without giving it back is abandoned and stays allocated until the queues are closed.
+// back, so an Op is returned to its pool only then. One whose connection was closed without giving
+// it back is abandoned: the pool gets it once the queue cannot hold anything of it any more.
 struct Op {
   enum class Kind : uint8_t { kFree, kPages, kProbe, kReceive, kAbandoned };
   fi_context2 context{};  // first: libfabric returns its address
@@ -73,6 +73,7 @@ struct Op {
   Connection* connection = nullptr;  // of pages and probes
   Receiver* receiver = nullptr;      // of a receive
   Program* program = nullptr;
+  int64_t posted_ns = 0;
   uint64_t bytes = 0;
   uint32_t pages = 0;
   uint32_t layer = 0;
@@ -82,11 +83,14 @@ struct Op {
 
 class OpPool {
  public:
+  // `allocated`: counts the Ops that it has made; it never has less.
+  explicit OpPool(Counter* allocated) : allocated_(allocated) {}
   Op* take();
   void give(Op* op);
 
  private:
   static constexpr size_t kChunk = 256;
+  Counter* allocated_;
   std::vector<std::unique_ptr<Op[]>> chunks_;
   Op* free_ = nullptr;
 };
@@ -130,7 +134,9 @@ struct Connection {
   int64_t patience_ns = 0;  // as given to connect()
   Receiver receiver;        // FI_EP_MSG
   int64_t refused_ns = 0;   // since when the provider says "try again" and gives nothing back
-  Op* ops = nullptr;        // outstanding ones
+  Op* ops = nullptr;        // outstanding ones, the newest first
+  Op* oldest = nullptr;
+  bool bell_owed = false;   // the last post had FI_MORE: it may wait in the device for another
   uint32_t writes = 0;      // in flight, pages and probes
   uint64_t bytes = 0;
   bool probe_wanted = false, probe_done = false, peer_probed = false, probed = false;

@@ -12,18 +12,12 @@ bool Transfer::add_unit() {
 
 bool Transfer::note_failure(Pair pair, const std::string& why) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (exempt_.count(pair) != 0) return false;
   if (pair.first >= 0) failed_pairs_.insert(pair);
   if (failed.load(std::memory_order_relaxed)) return false;
   if (!add_unit()) return false;  // it has ended already
   text_ = why;
   failed.store(true, std::memory_order_release);
   return true;
-}
-
-void Transfer::exempt(Pair pair) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  exempt_.insert(pair);
 }
 
 std::string Transfer::failure_text() {

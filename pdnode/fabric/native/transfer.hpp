@@ -91,7 +91,6 @@ struct Transfer {
   // A write over `pair` (−1, −1: none) failed. True for the first failure that counts: the caller
   // then owes the event, and holds one unit until it has said it.
   bool note_failure(Pair pair, const std::string& why);
-  void exempt(Pair pair);
   std::string failure_text();
   std::vector<Pair> failed_pairs();
 
@@ -101,8 +100,8 @@ struct Transfer {
   void drop_token(EventQueue* events);
 
  private:
-  std::mutex mutex_;  // rare: failures and exemptions
-  std::set<Pair> exempt_, failed_pairs_;
+  std::mutex mutex_;  // rare: failures
+  std::set<Pair> failed_pairs_;
   std::string text_;
 };
 

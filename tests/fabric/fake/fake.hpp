@@ -40,6 +40,7 @@ struct Rules {
   int64_t unordered = 0;
   int64_t target_progress = 0;    // nothing lands until the target reads a queue
   int64_t both_addresses = 0;     // the target must have the sender in its address vector
+  int64_t holds_more = 1;         // FI_MORE: the doorbell is not rung, nothing leaves the device
   int64_t honours_delivery = 1;   // FI_DELIVERY_COMPLETE counts per operation; else all do (RC)
   int64_t writes_twice = 0;       // a payload may land again, unless the option forbids it
   int64_t order_option = 1;       // FI_OPT_EFA_WRITE_IN_ORDER_ALIGNED_128_BYTES exists
@@ -63,6 +64,8 @@ struct Rules {
   int64_t repeat_next = 0;      // the immediate arrives twice
   int64_t never_connects = 0;
   int64_t hold = 0;             // nothing moves on the wire
+  int64_t refuse_after_more = 0;  // once a write has FI_MORE: "try again" until this is 0 again
+  int64_t break_queue = 0;      // the queue of a node with writes in flight: a hard error, for ever
 };
 
 struct Fabric;
@@ -108,6 +111,7 @@ struct Cq {
   Domain* domain = nullptr;
   int users = 0;
   int fd = -1;
+  bool broken = false;
   std::deque<Completion> entries;
 };
 
@@ -184,6 +188,7 @@ struct Write {
   int fault = 0;           // errno of its completion
   bool fault_lands = false;
   bool has_data = false;
+  bool held = false;  // waits for the doorbell
   uint64_t data = 0;
   void* context = nullptr;
   int delay = 0;     // moves until it may land

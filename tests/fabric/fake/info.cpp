@@ -47,6 +47,9 @@ const struct {
     {"repeat_next", &Rules::repeat_next},
     {"never_connects", &Rules::never_connects},
     {"hold", &Rules::hold},
+    {"holds_more", &Rules::holds_more},
+    {"refuse_after_more", &Rules::refuse_after_more},
+    {"break_queue", &Rules::break_queue},
 };
 
 char* copy_of(const char* text) { return text != nullptr ? strdup(text) : nullptr; }

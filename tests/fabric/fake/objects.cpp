@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -101,10 +102,22 @@ int control_cq(fid_t fid, int command, void* argument) {
 
 fi_ops cq_fid_ops = {sizeof(fi_ops), close_cq, nullptr, control_cq, nullptr, nullptr, nullptr};
 
+bool has_writes(const Cq& cq) {
+  const auto& all = world().endpoints;
+  return std::any_of(all.begin(), all.end(), [&cq](const auto& one) {
+    return one.second->cq == &cq && one.second->flying > 0;
+  });
+}
+
 ssize_t read_cq(fid_cq* fid, void* buffer, size_t count) {
   Cq* cq = of<Cq>(&fid->fid);
   const Entered entered(cq->domain);
   World& all = world();
+  if (all.rules.break_queue != 0 && has_writes(*cq)) {
+    all.rules.break_queue = 0;
+    cq->broken = true;
+  }
+  if (cq->broken) return -FI_EIO;
   progress(cq->domain);
   if (cq->entries.empty()) {
     if (cq->fd >= 0 && all.rules.never_blocks == 0 && !pending_for(cq->domain)) drain_fd(cq->fd);

@@ -12,6 +12,13 @@ namespace {
 
 constexpr int kMostRefusals = 2000;  // moves without a posted receive, then the write fails
 
+// The device starts on all that the endpoint has posted.
+void ring(const Ep& ep) {
+  for (Write& write : world().wire) {
+    if (write.from == ep.name) write.held = false;
+  }
+}
+
 void push_completion(Ep* ep, Completion completion) {
   completion.of = ep->name;
   ep->cq->entries.push_back(completion);
@@ -75,6 +82,7 @@ void break_endpoint(Ep* ep, int error) {
     write.fault = error;
     write.fault_lands = world().chance() % 2 == 0;
     write.delay = 0;
+    write.held = false;
   }
   for (void* context : ep->receives) {
     world().contexts.erase(context);
@@ -174,6 +182,7 @@ bool land(Write* write, Write* again) {
 }
 
 bool moves_in(const Write& write, const Domain* domain) {
+  if (write.held) return false;
   const Ep* to = find_endpoint(write.to);
   const Ep* from = find_endpoint(write.from);
   if (to == nullptr || to->domain == domain) return true;
@@ -237,9 +246,9 @@ ssize_t post_write(fid_ep* fid, const fi_msg_rma* message, uint64_t flags) {
   Ep* ep = reinterpret_cast<Ep*>(fid);
   const Entered entered(ep->domain);
   World& all = world();
-  const Rules& rules = all.rules;
+  Rules& rules = all.rules;
   if (!ep->enabled || (!ep->rdm && !ep->connected)) return -FI_EOPBADSTATE;
-  if (rules.again_always != 0 || ep->flying >= rules.window || all.roll(rules.again_permille)) {
+  if (rules.again_always != 0 || rules.refuse_after_more > 1 || ep->flying >= rules.window || all.roll(rules.again_permille)) {
     ++all.counts["again"];
     return -FI_EAGAIN;
   }
@@ -273,7 +282,11 @@ ssize_t post_write(fid_ep* fid, const fi_msg_rma* message, uint64_t flags) {
     copy_payload(&write);
     complete(&write, 0);  // as soon as the bytes are out of the caller's hands
   }
+  const bool more = (flags & FI_MORE) != 0;
+  write.held = more && rules.holds_more != 0 && !ep->broken;
+  if (more && rules.refuse_after_more == 1) rules.refuse_after_more = 2;
   all.wire.push_back(std::move(write));
+  if (!more) ring(*ep);
   signal_fd(ep->cq->fd);
   const Ep* target = find_endpoint(all.wire.back().to);
   if (target != nullptr && target->cq != nullptr) signal_fd(target->cq->fd);
@@ -329,6 +342,7 @@ void close_wire(Ep* ep) {
         push_completion(ep, {write.context, FI_RMA | FI_WRITE, 0, FI_ECANCELED, 0});
       }
       write.completed = true;
+      write.held = false;
     } else if (write.to == ep->name) {
       stays = false;
       complete(&write, FI_ECANCELED);

@@ -252,9 +252,30 @@ void full_nic(Scenario& s) {
   check(s.fake.count("mr") == regions, "registrations are left after a failed one");
 }
 
+// A batch breaks off after a write that promised more, and its transfer is stopped.
+void stopped_batch(Scenario& s) {
+  s.fake.set("again_permille", 0);
+  s.fake.set("refuse_after_more", 1);
+  const int64_t number = push_all(s, 11, false);
+  const bool rings = s.provider.doorbell;
+  if (rings) {
+    const int64_t before = s.fake.count("again");
+    until([&] { return s.fake.count("again") > before; }, "no write was refused");
+  }
+  s.sender.fabric->stop(number);
+  // The stop is there before the device takes anything again.
+  const uint64_t turns = s.sender.statistic("turns");
+  until([&] { return s.sender.statistic("turns") > turns + 2; }, "the thread is stuck");
+  s.fake.set("refuse_after_more", 0);
+  s.sender.wait(EventKind::kDrained, number);
+  check(s.sender.statistic("writes") <= 1, "drained with writes in flight");
+  end(s, number);
+  fence_both(s.target, s.sender, s.session);
+}
+
 }  // namespace
 
-const int kFaults = 10;
+const int kFaults = 11;
 
 void fault(Scenario& s, int which) {
   s.fake.settle();
@@ -268,6 +289,7 @@ void fault(Scenario& s, int which) {
     case 6: stop_in_flight(s); break;
     case 7: fence_in_set_up(s); break;
     case 8: no_connection(s); break;
+    case 9: stopped_batch(s); break;
     default: full_nic(s); break;
   }
   works_again(s);
@@ -276,6 +298,63 @@ void fault(Scenario& s, int which) {
 void patience(Scenario& s) {
   endless_again(s);
   works_again(s);
+}
+
+void silent_device(Scenario& s) {
+  s.fake.settle();
+  s.fake.set("lose_next", 1);
+  const int64_t number = push_all(s, 12);
+  const Event failed = s.sender.wait(EventKind::kFailed, number);
+  check(failed.text.find("no completion within") != std::string::npos,
+        "failed says: " + failed.text);
+  check(failed.pairs == std::vector<Pair>{{0, 0}}, "failed does not name the pair");
+  s.sender.wait(EventKind::kLost, s.session);
+  check(!s.sender.has(EventKind::kSettled, number), "settled with a write outstanding");
+  fence_target_then_sender(s);
+  s.sender.wait(EventKind::kSettled, number);
+  end(s, number);
+  works_again(s);
+}
+
+void dead_queue(Scenario& s) {
+  s.fake.settle();
+  s.fake.set("hold", 1);
+  const int64_t number = push_all(s, 13);
+  until([&] { return s.sender.statistic("writes") > 0; }, "nothing posted");
+  s.fake.set("break_queue", 1);
+  s.fake.set("hold", 0);
+  const Event failed = s.sender.wait(EventKind::kFailed, number);
+  check(failed.text.find("fi_cq_read") == 0, "failed says: " + failed.text);
+  check(failed.pairs == std::vector<Pair>{{0, 0}}, "failed does not name the pair");
+  const Event lost = s.sender.wait(EventKind::kLost, s.session);
+  check(lost.text.find("fi_cq_read") == 0, "lost says: " + lost.text);
+  fence_target_then_sender(s);
+  s.sender.wait(EventKind::kSettled, number);
+  check(s.sender.statistic("writes") == 0, "writes are in flight on a NIC that is out");
+  end(s, number);
+  const int64_t session = ++s.session;
+  s.sender.fabric->open_session(session, {0}, {}, "0123456789abcdef");
+  s.sender.wait(EventKind::kOpened, session);
+  s.sender.fabric->connect(session, {0, 0}, s.sender.address(session), 10);
+  const Event refused = s.sender.wait(EventKind::kLost, session);
+  check(refused.text.find("fi_cq_read") == 0, "a NIC that is out connects: " + refused.text);
+  s.sender.fabric->fence(session, std::nullopt);
+  s.sender.wait(EventKind::kFenced, session);
+}
+
+void many_sessions(Scenario& s) {
+  s.fake.settle();
+  constexpr int kWarm = 10, kMore = 40;
+  uint64_t before = 0;
+  for (int i = 0; i < kWarm + kMore; ++i) {
+    if (i == kWarm) before = s.sender.statistic("contexts");
+    fence_both(s.target, s.sender, s.session);
+    s.open(0);
+  }
+  const uint64_t after = s.sender.statistic("contexts");
+  const uint64_t room = 8 * 2 * s.provider.window_writes;  // of sessions whose queue is not read yet
+  check(after <= before + room, std::to_string(after - before) + " contexts are kept by " +
+                                    std::to_string(kMore) + " fenced sessions");
 }
 
 }  // namespace pdnode::test

@@ -18,6 +18,9 @@ namespace {
 
 const char* const kObjects[] = {"fabric", "domain", "mr", "cq", "eq", "av", "ep", "pep", "request"};
 
+// Seeds that take seconds.
+constexpr uint64_t kPatient = 99, kSilent = 199;
+
 Shape shape_of(uint64_t seed) {
   std::mt19937_64 chance(seed * 977);
   constexpr uint64_t kPageBytes[] = {8, 24, 64, 512, 4096, 16384};
@@ -59,11 +62,15 @@ void run_seed(const Fake& fake, const std::string& library, const std::string& p
   std::map<std::string, int64_t> before;
   for (const char* kind : kObjects) before[kind] = fake.count(kind);
   {
-    Scenario s(fake, library, provider_of(personality, seed), shape_of(seed), seed);
+    Scenario s(fake, library, provider_of(personality, seed), shape_of(seed), seed,
+               fake.there() && seed == kSilent ? kSilenceS : 60);
     s.open(s.below(2) == 0 ? 0 : 1 + static_cast<uint64_t>(s.below(9)));
     exchange(s);
     if (fake.there()) fault(s, static_cast<int>(seed % static_cast<uint64_t>(kFaults)));
-    if (fake.there() && seed % 100 == 99) patience(s);
+    if (fake.there() && seed == kPatient) patience(s);
+    if (fake.there() && seed == kSilent) silent_device(s);
+    if (fake.there() && seed % 50 == 24) many_sessions(s);
+    if (fake.there() && seed % 50 == 49) dead_queue(s);
     s.sender.fabric->close();
     s.target.fabric->close();
   }

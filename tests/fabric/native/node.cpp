@@ -51,10 +51,11 @@ void Fake::settle() const {
   until([this] { return count("wire") == 0; }, "the wire is not empty");
 }
 
-Node::Node(const std::string& library, const std::string& provider, const Shape& shape_)
+Node::Node(const std::string& library, const std::string& provider, const Shape& shape_,
+           double silence_s)
     : shape(shape_),
       rdm(find_provider(provider)->endpoint == FI_EP_RDM),
-      fabric(std::make_unique<Fabric>(library, provider, "adaptive")) {
+      fabric(std::make_unique<Fabric>(library, provider, "adaptive", 0, silence_s)) {
   fabric->add_group({{"lo", "127.0.0.1"}}, -1);
   if (!rdm) port_ = fabric->listen(0, "127.0.0.1", 0);
   fd_.reset(memfd_create("kv", MFD_CLOEXEC));

@@ -47,7 +47,8 @@ struct Shape {
 
 class Node {
  public:
-  Node(const std::string& library, const std::string& provider, const Shape& shape);
+  Node(const std::string& library, const std::string& provider, const Shape& shape,
+       double silence_s = 60);
   ~Node();
   Node(const Node&) = delete;
 

@@ -8,11 +8,11 @@
 namespace pdnode::test {
 
 Scenario::Scenario(const Fake& fake_, const std::string& library, const std::string& provider_,
-                   const Shape& shape, uint64_t seed)
+                   const Shape& shape, uint64_t seed, double silence_s)
     : fake(fake_),
       provider(*find_provider(provider_)),
       chance(seed),
-      sender(library, provider_, shape),
+      sender(library, provider_, shape, silence_s),
       target(library, provider_, shape),
       model(shape.bytes()),
       counter_fd_(memfd_create("counter", MFD_CLOEXEC)) {

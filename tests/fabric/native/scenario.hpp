@@ -9,7 +9,7 @@ namespace pdnode::test {
 
 struct Scenario {
   Scenario(const Fake& fake_, const std::string& library, const std::string& provider,
-           const Shape& shape, uint64_t seed);
+           const Shape& shape, uint64_t seed, double silence_s = 60);
 
   int below(int limit) { return static_cast<int>(chance() % static_cast<uint64_t>(limit)); }
   int fresh_slot();
@@ -38,5 +38,9 @@ void fault(Scenario& s, int which);
 extern const int kFaults;
 void wide_regions(const Fake& fake, const std::string& library);
 void patience(Scenario& s);  // a device that says "try again" for ever; takes seconds
+constexpr double kSilenceS = 5;
+void silent_device(Scenario& s);  // a completion never comes; takes kSilenceS
+void dead_queue(Scenario& s);     // the completion queue fails for good; the sender is of no use then
+void many_sessions(Scenario& s);  // what fenced ones leave behind
 
 }  // namespace pdnode::test
