@@ -54,14 +54,21 @@ settled     transfer, pairs (every one over which a write of it came back with a
 
 class Fabric:
     def __init__(
-        self, library: str, provider: str, poll: str, window: int = 0, silence_s: float = 60.0
+        self,
+        library: str,
+        provider: str,
+        poll: str,
+        window: int = 0,
+        silence_s: float = 60.0,
+        device_memory: bool = False,
     ) -> None:
         """dlopen `library` (absolute path, RTLD_LOCAL) and check its version (≥ 1.18).
 
         provider: "tcp" | "verbs" | "efa" | "tcp-rdm" (compared exactly with prov_name, never a
         fall-back). poll: "adaptive" | "busy". window: most writes in flight per connection, if
         below the provider's (0: that). silence_s: 1 to 3600; a connection with a write that has
-        not come back for so long is lost. Raises FabricError in words.
+        not come back for so long is lost. device_memory: for add_device_region; `verbs` or
+        `efa`, libfabric ≥ 1.20. Raises FabricError in words.
         """
     @property
     def library_version(self) -> str: ...
@@ -91,6 +98,12 @@ class Fabric:
         """Map `fd` (a worker's region) and remember how to register it: pieces that are multiples
         of `page_bytes` and within the provider's limits (a registration, a NIC). Returns the
         region number. Where the provider pins, a helper thread registers and this waits for it."""
+    def add_device_region(
+        self, group: int, dmabuf: int, address: int, size: int, page_bytes: int
+    ) -> int:
+        """Memory of a device that the caller has mapped at `address` and exported as a dma-buf, of
+        which this keeps a copy. Registered by the dma-buf, never touched here. The caller unmaps
+        it after remove_region. Not yet run on a device."""
     def remove_region(self, region: int) -> None:
         """Unmap. No session may have it any more."""
     def digest(

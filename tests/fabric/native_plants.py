@@ -117,8 +117,8 @@ PLANTS = (
     ),)),
     Plant(13, "an API below 1.18 asked for", "efa", ((
         "provider.cpp",
-        "library.getinfo(kApiVersion,",
-        "library.getinfo(planted(13) ? FI_VERSION(1, 17) : kApiVersion,",
+        "getinfo(device_memory ? kDeviceApiVersion : kApiVersion,",
+        "getinfo(planted(13) ? FI_VERSION(1, 17) : kApiVersion,",
     ),)),
     Plant(14, "source descriptor dropped", "verbs", ((
         "group_post.cpp",

@@ -48,6 +48,13 @@ def test_every_seed_passes(built: Path, personality: str) -> None:
     assert done.stdout == f"{personality}: {SEEDS} seeds passed\n"
 
 
+@pytest.mark.parametrize("personality", ["efa", "verbs"])
+def test_a_library_without_dma_buf_never_sees_one(built: Path, personality: str) -> None:
+    library = built / "libfabric_fake.so"
+    done = run(built / "pdnode_native_test", library, personality, 3, FAKE_FABRIC_MINOR="18")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("provider", ["tcp", "tcp-rdm"])
 def test_the_same_exchanges_over_a_real_library(built: Path, provider: str) -> None:
     library = find_library("auto", provider)

@@ -12,6 +12,7 @@ namespace {
 // that no product overflows.
 std::string outside(const Region& region, const DigestArguments& a,
                     const std::vector<int64_t>& pages) {
+  if (region.dmabuf.get() >= 0) return "the memory of a device cannot be read here";
   const auto size = static_cast<int64_t>(region.size());
   for (const int64_t value : {a.layers, a.layer_stride, a.page_stride, a.offset, a.length}) {
     if (value < 0 || value > size) return "layers, strides, offset and length must fit the region";

@@ -1,9 +1,13 @@
 #include "fabric.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cmath>
 #include <future>
 #include <limits>
+
+#include "compat.hpp"
 
 namespace pdnode {
 
@@ -33,7 +37,7 @@ std::string quoted(const char* what, int64_t number) {
 }  // namespace
 
 Fabric::Fabric(const std::string& library, const std::string& provider, const std::string& poll,
-               uint32_t window, double silence_s) {
+               uint32_t window, double silence_s, bool device_memory) {
   const Provider* row = find_provider(provider);
   require(row != nullptr, "provider: '" + provider + "' is not one of " + provider_names());
   require(poll == "adaptive" || poll == "busy",
@@ -43,9 +47,14 @@ Fabric::Fabric(const std::string& library, const std::string& provider, const st
   require(window <= kMaxWindow, "window: at most " + std::to_string(kMaxWindow) + " writes");
   const Library* loaded = nullptr;
   require(Library::load(library, &loaded));
-  require(query(*loaded, *row, "", "", "", &info_));
+  require(!device_memory || row->pins,
+          "device_memory: only verbs and efa reach the memory of a device");
+  require(!device_memory || FI_VERSION_GE(loaded->api_version(), kDeviceApiVersion),
+          "device_memory: " + library + " is libfabric " + loaded->version() +
+              "; 1.20 or newer is needed (dma-buf)");
+  require(query(*loaded, *row, "", "", "", device_memory, &info_));
   hub_ = std::make_unique<Hub>(*loaded, *row, poll == "busy", window,
-                               static_cast<int64_t>(silence_s * 1e9));
+                               static_cast<int64_t>(silence_s * 1e9), device_memory);
 }
 
 Fabric::~Fabric() { close(); }
@@ -148,7 +157,26 @@ std::string Fabric::endpoint_name(int64_t number, int nic) {
 
 int Fabric::add_region(int number, int fd, uint64_t size, uint64_t page_bytes) {
   check_open();
+  std::unique_ptr<Mapping> memory;
+  require(Mapping::open(fd, size, "region", &memory));
+  return keep_region(number, std::move(memory), Fd(), page_bytes);
+}
+
+int Fabric::add_device_region(int number, int dmabuf, uint64_t address, uint64_t size,
+                              uint64_t page_bytes) {
+  check_open();
+  require(hub_->device_memory, "device_memory: the fabric was opened without it");
+  require(address != 0, "address: 0 is none");
+  Fd copy(fcntl(dmabuf, F_DUPFD_CLOEXEC, 0));
+  if (copy.get() < 0) refuse(errno_text("dmabuf", errno));
+  return keep_region(number, Mapping::of_device(reinterpret_cast<uint8_t*>(address), size),
+                     std::move(copy), page_bytes);
+}
+
+int Fabric::keep_region(int number, std::unique_ptr<Mapping> memory, Fd dmabuf,
+                        uint64_t page_bytes) {
   Group& on = group(number);
+  const uint64_t size = memory->size();
   require(page_bytes > 0 && size > 0 && size % page_bytes == 0,
           "size: " + std::to_string(size) + " is not a multiple of page_bytes " +
               std::to_string(page_bytes));
@@ -156,7 +184,8 @@ int Fabric::add_region(int number, int fd, uint64_t size, uint64_t page_bytes) {
   region->number = next_region_;
   region->group = number;
   region->page_bytes = page_bytes;
-  require(Mapping::open(fd, size, "region", &region->memory));
+  region->memory = std::move(memory);
+  region->dmabuf = std::move(dmabuf);
   const Nic& nic = *on.nics.front();
   if (nic.limits.local_registration || !nic.provider.session_registration) {
     auto done = std::make_shared<std::promise<Error>>();

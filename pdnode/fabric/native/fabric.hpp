@@ -41,9 +41,10 @@ using RecordRow = std::tuple<int, int, int64_t, int64_t, int64_t, uint64_t, uint
 class Fabric {
  public:
   // `window`: most writes in flight per connection, if below the provider's; 0: no bound of ours.
+  // `device_memory`: for add_device_region().
   // `silence_s`: a connection with a write that has not come back for so long is lost.
   Fabric(const std::string& library, const std::string& provider, const std::string& poll,
-         uint32_t window = 0, double silence_s = 60);
+         uint32_t window = 0, double silence_s = 60, bool device_memory = false);
   ~Fabric();
 
   std::string library_version() const { return hub_->library.version(); }
@@ -58,6 +59,8 @@ class Fabric {
   int listen(int nic, const std::string& address, int port);
   std::string endpoint_name(int64_t session, int nic);
   int add_region(int group, int fd, uint64_t size, uint64_t page_bytes);
+  int add_device_region(int group, int dmabuf, uint64_t address, uint64_t size,
+                        uint64_t page_bytes);
   void remove_region(int region);
   // For digests, which other threads compute; it keeps the memory mapped.
   std::shared_ptr<const Region> region(int number) const;
@@ -102,6 +105,7 @@ class Fabric {
   };
 
   void check_open() const;
+  int keep_region(int group, std::unique_ptr<Mapping> memory, Fd dmabuf, uint64_t page_bytes);
   Session& find_session(int64_t session);
   std::shared_ptr<Transfer> find_transfer(int64_t transfer) const;
   int group_of(int nic) const;

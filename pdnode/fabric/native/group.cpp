@@ -44,7 +44,7 @@ Error Group::start(const std::vector<std::pair<std::string, std::string>>& named
   for (const auto& [name, address] : named) {
     const int index = first + static_cast<int>(nics.size());
     nics.push_back(std::make_unique<Nic>(hub_.library, hub_.provider, index, name, address,
-                                         hub_.window));
+                                         hub_.window, hub_.device_memory));
     Nic& nic = *nics.back();
     Error error = nic.open();
     if (!error) error = nic.self_test();

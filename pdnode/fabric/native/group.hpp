@@ -32,14 +32,15 @@ class Group;
 // What all groups share.
 struct Hub {
   Hub(const Library& library_, const Provider& provider_, bool busy_, uint32_t window_,
-      int64_t silence_ns_)
+      int64_t silence_ns_, bool device_memory_)
       : library(library_), provider(provider_), busy(busy_), window(window_),
-        silence_ns(silence_ns_) {}
+        silence_ns(silence_ns_), device_memory(device_memory_) {}
   const Library& library;
   const Provider& provider;
   const bool busy;
   const uint32_t window;  // 0: the provider's
   const int64_t silence_ns;  // a write that takes longer never comes back
+  const bool device_memory;
   EventQueue events;
   SlotTable slots;
   SharedCounters counters;

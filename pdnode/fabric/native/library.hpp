@@ -34,7 +34,7 @@ class Library {
   std::string version_;
 };
 
-// The API that we ask for: EFA's own writes need it.
+// The API that we ask for, without memory of devices (compat.hpp): EFA's own writes need it.
 constexpr uint32_t kApiVersion = FI_VERSION(1, 18);
 
 // Owner of a chain of fi_info. Made only by the library itself (fi_dupinfo, fi_getinfo): newer

@@ -20,13 +20,20 @@ Error Mapping::open(int fd, size_t size, const char* what, std::unique_ptr<Mappi
   if (data == MAP_FAILED) return Error(errno_text(what, errno));
   // Of a memfd this is the size of its pages.
   const size_t page_bytes = static_cast<size_t>(status.st_blksize);
-  mapping->reset(new Mapping(static_cast<uint8_t*>(data), size, page_bytes));
+  mapping->reset(new Mapping(static_cast<uint8_t*>(data), size, page_bytes, true));
   return Error();
 }
 
 size_t Mapping::mapped() const { return (size_ + page_bytes_ - 1) / page_bytes_ * page_bytes_; }
 
-Mapping::~Mapping() { munmap(data_, mapped()); }
+Mapping::~Mapping() {
+  if (owned_) munmap(data_, mapped());
+}
+
+std::unique_ptr<Mapping> Mapping::of_device(uint8_t* data, size_t size) {
+  constexpr size_t kDevicePageBytes = 64 << 10;  // the smallest that CUDA hands out
+  return std::unique_ptr<Mapping>(new Mapping(data, size, kDevicePageBytes, false));
+}
 
 Error LayerCounter::open(int page_fd, const std::vector<int>& wake_fds,
                          std::unique_ptr<LayerCounter>* counter) {

@@ -22,6 +22,8 @@ class Mapping {
  public:
   // Maps `size` bytes of `fd`, which must be at least that long (else a touch would be SIGBUS).
   static Error open(int fd, size_t size, const char* what, std::unique_ptr<Mapping>* mapping);
+  // Memory of a device that somebody else has mapped, and unmaps.
+  static std::unique_ptr<Mapping> of_device(uint8_t* data, size_t size);
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();
@@ -30,11 +32,12 @@ class Mapping {
   size_t page_bytes() const { return page_bytes_; }  // the kernel's, 2 MiB where it is huge
 
  private:
-  Mapping(uint8_t* data, size_t size, size_t page_bytes)
-      : data_(data), size_(size), page_bytes_(page_bytes) {}
+  Mapping(uint8_t* data, size_t size, size_t page_bytes, bool owned)
+      : data_(data), size_(size), page_bytes_(page_bytes), owned_(owned) {}
   size_t mapped() const;  // whole pages: munmap takes no part of a huge one
   uint8_t* data_;
   size_t size_, page_bytes_;
+  bool owned_;
 };
 
 // Memory to register: `page_bytes` may not straddle two pieces, `memory_page_bytes` is what the
@@ -42,6 +45,7 @@ class Mapping {
 struct Memory {
   uint8_t* data = nullptr;
   uint64_t size = 0, page_bytes = 0, memory_page_bytes = 4096;
+  int dmabuf = -1;  // of a device's memory
 };
 
 // A worker's KV memory. Unmapped when the last session and program that use it are gone.
@@ -50,9 +54,10 @@ struct Region {
   int group = -1;
   uint64_t page_bytes = 0;
   std::unique_ptr<Mapping> memory;
+  Fd dmabuf;  // of a device's memory, which only the NICs may touch
   uint8_t* data() const { return memory->data(); }
   uint64_t size() const { return memory->size(); }
-  Memory whole() const { return {data(), size(), page_bytes, memory->page_bytes()}; }
+  Memory whole() const { return {data(), size(), page_bytes, memory->page_bytes(), dmabuf.get()}; }
 };
 
 // A worker's layer counter, as the daemon sees it.

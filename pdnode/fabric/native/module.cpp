@@ -209,8 +209,9 @@ nb::bytes digest(const Fabric& self, int region, int64_t layers, int64_t layer_s
 void bind_set_up(nb::class_<Fabric>& fabric) {
   fabric
       .def(nb::init<const std::string&, const std::string&, const std::string&, uint32_t,
-                    double>(),
-           "library"_a, "provider"_a, "poll"_a, "window"_a = 0, "silence_s"_a = 60.0)
+                    double, bool>(),
+           "library"_a, "provider"_a, "poll"_a, "window"_a = 0, "silence_s"_a = 60.0,
+           "device_memory"_a = false)
       .def_prop_ro("library_version", &Fabric::library_version)
       .def_prop_ro("limits", &limits)
       .def_prop_ro("event_fd", &Fabric::event_fd)
@@ -226,6 +227,8 @@ void bind_set_up(nb::class_<Fabric>& fabric) {
            },
            "session"_a, "nic"_a)
       .def("add_region", &Fabric::add_region, "group"_a, "fd"_a, "size"_a, "page_bytes"_a)
+      .def("add_device_region", &Fabric::add_device_region, "group"_a, "dmabuf"_a, "address"_a,
+           "size"_a, "page_bytes"_a)
       .def("remove_region", &Fabric::remove_region, "region"_a)
       .def("digest", &digest, "region"_a, "layers"_a, "layer_stride"_a, "page_stride"_a,
            "offset"_a, "length"_a, "pages"_a)

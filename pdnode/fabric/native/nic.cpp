@@ -15,6 +15,8 @@
 
 #include "util.hpp"
 
+#include "compat.hpp"
+
 namespace pdnode {
 
 namespace {
@@ -65,7 +67,7 @@ void Charge::reset() {
 Error Nic::open() {
   const std::string node = provider.by_domain_name ? "" : address;
   const std::string device = provider.by_domain_name ? name : "";
-  if (Error error = query(library, provider, node, "", device, &info)) return error;
+  if (Error error = query(library, provider, node, "", device, device_memory, &info)) return error;
   limits = limits_of(provider, *info.get(), window);
   if (Error error = library.check(
           "fi_fabric", library.fabric(info->fabric_attr, fabric.out(), nullptr), label())) {
@@ -107,7 +109,7 @@ Error Nic::open_queues(bool waitable, Queues* opened) const {
 Error Nic::listen(const std::string& host, int port, int* bound) {
   Info local;
   if (Error error =
-          query(library, provider, host, std::to_string(port), "", &local)) {
+          query(library, provider, host, std::to_string(port), "", device_memory, &local)) {
     return error;
   }
   Fid<fid_pep> listener;
@@ -186,8 +188,22 @@ Error Nic::register_piece(const Memory& memory, uint64_t offset, uint64_t length
   if (info->domain_attr->mr_key_size < 8) {
     key &= (uint64_t{1} << (8 * info->domain_attr->mr_key_size)) - 1;
   }
-  const int code = fi_mr_reg(domain.get(), memory.data + offset, length, access, 0,
-                             limits.provider_keys ? 0 : key, 0, piece->mr.out(), nullptr);
+  const uint64_t requested = limits.provider_keys ? 0 : key;
+  int code = 0;
+  if (memory.dmabuf < 0) {
+    code = fi_mr_reg(domain.get(), memory.data + offset, length, access, 0, requested, 0,
+                     piece->mr.out(), nullptr);
+  } else {
+    const DmaBuf buffer = {memory.dmabuf, offset, length, memory.data};
+    RegionAttributes attributes = {};
+    attributes.dmabuf = &buffer;
+    attributes.count = 1;
+    attributes.access = access;
+    attributes.requested_key = requested;
+    attributes.interface = FI_HMEM_CUDA;
+    code = fi_mr_regattr(domain.get(), reinterpret_cast<const fi_mr_attr*>(&attributes),
+                         kDmaBufFlag, piece->mr.out());
+  }
   if (Error error = library.check("fi_mr_reg", code, label())) {
     return Error(error.text() + wanted + (code == -FI_ENOMEM ? memlock_advice() : ""));
   }

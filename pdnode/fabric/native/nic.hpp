@@ -64,9 +64,9 @@ struct Queues {
 
 struct Nic {
   Nic(const Library& library_, const Provider& provider_, int number_, std::string name_,
-      std::string address_, uint32_t window_)
+      std::string address_, uint32_t window_, bool device_memory_)
       : library(library_), provider(provider_), number(number_), name(std::move(name_)),
-        address(std::move(address_)), window(window_) {}
+        address(std::move(address_)), window(window_), device_memory(device_memory_) {}
 
   Error open();
   Error open_queues(bool waitable, Queues* queues) const;
@@ -98,6 +98,7 @@ struct Nic {
   const std::string name;
   const std::string address;
   const uint32_t window;  // most writes in flight per connection; 0: the provider's
+  const bool device_memory;
   Limits limits{};
   Flow flow;
   mutable Account account;

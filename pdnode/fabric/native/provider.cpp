@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "compat.hpp"
+
 namespace pdnode {
 
 namespace {
@@ -25,7 +27,8 @@ const Provider kProviders[] = {
      false, true, 384},
 };
 
-Info make_hints(const Library& library, const Provider& provider, const std::string& domain) {
+Info make_hints(const Library& library, const Provider& provider, const std::string& domain,
+                bool device_memory) {
   Info hints(&library, library.dupinfo(nullptr));
   if (!hints) return hints;
   hints->caps = FI_MSG | FI_RMA;
@@ -38,6 +41,10 @@ Info make_hints(const Library& library, const Provider& provider, const std::str
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  if (device_memory) {
+    hints->caps |= FI_HMEM;
+    hints->domain_attr->mr_mode |= FI_MR_HMEM;
+  }
   if (provider.endpoint == FI_EP_RDM) hints->domain_attr->av_type = FI_AV_TABLE;
   hints->fabric_attr->prov_name = strdup(provider.prov_name);
   if (!domain.empty()) hints->domain_attr->name = strdup(domain.c_str());
@@ -62,12 +69,13 @@ std::string provider_names() {
 }
 
 Error query(const Library& library, const Provider& provider, const std::string& node,
-            const std::string& service, const std::string& domain, Info* info) {
-  Info hints = make_hints(library, provider, domain);
+            const std::string& service, const std::string& domain, bool device_memory, Info* info) {
+  Info hints = make_hints(library, provider, domain, device_memory);
   if (!hints) return Error("fi_dupinfo: out of memory");
   fi_info* found = nullptr;
   const bool source = !node.empty();
-  const int code = library.getinfo(kApiVersion, source ? node.c_str() : nullptr,
+  const int code = library.getinfo(device_memory ? kDeviceApiVersion : kApiVersion,
+                                   source ? node.c_str() : nullptr,
                                    service.empty() ? nullptr : service.c_str(),
                                    source ? FI_SOURCE : 0, hints.get(), &found);
   if (code == -FI_ENODATA || code == -FI_ENOSYS) {
@@ -100,7 +108,7 @@ Limits limits_of(const Provider& provider, const fi_info& info, uint32_t most_wr
   limits.urgent_window_writes = window;
   limits.window_writes = limits.urgent_window_writes - limits.urgent_window_writes / 3;
   limits.posts_receives = (info.mode & FI_RX_CQ_DATA) != 0;
-  limits.local_registration = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+  limits.local_registration = (info.domain_attr->mr_mode & (FI_MR_LOCAL | FI_MR_HMEM)) != 0;
   limits.virtual_addresses = (info.domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
   limits.provider_keys = (info.domain_attr->mr_mode & FI_MR_PROV_KEY) != 0;
   return limits;

@@ -36,9 +36,10 @@ struct Provider {
 const Provider* find_provider(const std::string& name);
 std::string provider_names();
 
-// The first fi_info of this provider. `node` empty: any address; `source`: node is our own.
+// The first fi_info of this provider, with FI_HMEM and API 1.20 for memory of devices. `node`
+// empty: any address; else it is our own.
 Error query(const Library& library, const Provider& provider, const std::string& node,
-            const std::string& service, const std::string& domain, Info* info);
+            const std::string& service, const std::string& domain, bool device_memory, Info* info);
 
 // Limits of posting, from the provider's attributes and our own bounds; `most_writes` (0: none)
 // bounds the window further.

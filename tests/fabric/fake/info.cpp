@@ -72,7 +72,7 @@ T* attributes(const T* from) {
 fi_info* answer(uint32_t version, const fi_info& hints, const char* node, const char* service) {
   const Rules& rules = world().rules;
   fi_info* info = dupinfo(nullptr);
-  info->caps = FI_MSG | FI_RMA | FI_LOCAL_COMM | FI_REMOTE_COMM;
+  info->caps = FI_MSG | FI_RMA | FI_LOCAL_COMM | FI_REMOTE_COMM | (hints.caps & FI_HMEM);
   info->mode = rules.posts_receives != 0 ? FI_RX_CQ_DATA : 0;
   info->addr_format = FI_SOCKADDR_IN;
   sockaddr_in address = {};
@@ -93,7 +93,8 @@ fi_info* answer(uint32_t version, const fi_info& hints, const char* node, const 
   domain.control_progress = domain.data_progress = FI_PROGRESS_MANUAL;
   domain.mr_mode = (rules.provider_keys != 0 ? FI_MR_PROV_KEY : 0) |
                    (rules.virtual_addresses != 0 ? FI_MR_VIRT_ADDR : 0) |
-                   (rules.local_registration != 0 ? FI_MR_LOCAL : 0) | FI_MR_ALLOCATED;
+                   (rules.local_registration != 0 ? FI_MR_LOCAL : 0) | FI_MR_ALLOCATED |
+                   ((hints.caps & FI_HMEM) != 0 ? FI_MR_HMEM : 0);
   domain.mr_key_size = rules.provider_keys != 0 ? 4 : 8;
   domain.cq_data_size = static_cast<size_t>(rules.data_bytes);
   domain.mr_cnt = 65536;
@@ -160,6 +161,8 @@ int getinfo(uint32_t version, const char* node, const char* service, uint64_t,
   if (!known || (own == "efa" && type != FI_EP_RDM) || (own == "verbs" && type != FI_EP_MSG)) {
     return -FI_ENODATA;
   }
+  if (FI_VERSION_LT(fi_version(), version)) return -FI_ENOSYS;
+  if ((hints->caps & FI_HMEM) != 0) ++world().counts["hmem"];
   // verbs knows no delivery completion: asked for in general, it is removed from the answer.
   if (rules.honours_delivery == 0 && (hints->tx_attr->op_flags & FI_DELIVERY_COMPLETE) != 0) {
     return -FI_ENODATA;
@@ -246,7 +249,11 @@ const bool from_environment = [] {
 
 extern "C" {
 
-uint32_t fi_version() { return FI_VERSION(1, 20); }
+// FAKE_FABRIC_MINOR: an older or newer library.
+uint32_t fi_version() {
+  const char* minor = std::getenv("FAKE_FABRIC_MINOR");
+  return FI_VERSION(1, minor != nullptr ? std::atoi(minor) : 20);
+}
 
 int fi_getinfo(uint32_t version, const char* node, const char* service, uint64_t flags,
                const struct fi_info* hints, struct fi_info** info) {

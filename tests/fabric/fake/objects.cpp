@@ -1,5 +1,6 @@
 // Fabric, domain, registrations, queues: opening, reading, closing in order.
 
+#include <fcntl.h>
 #include <rdma/fi_errno.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -39,9 +40,8 @@ int close_region(fid_t fid) {
 
 fi_ops region_ops = {sizeof(fi_ops), close_region, nullptr, nullptr, nullptr, nullptr, nullptr};
 
-int register_memory(struct fid* fid, const void* buffer, size_t length, uint64_t access, uint64_t,
-                    uint64_t requested_key, uint64_t, fid_mr** out, void*) {
-  Domain* domain = of<Domain>(fid);
+int add_region(Domain* domain, const void* buffer, size_t length, uint64_t access,
+               uint64_t requested_key, fid_mr** out) {
   if (const int64_t pause = world().rules.register_us) {
     std::this_thread::sleep_for(std::chrono::microseconds(pause));
   }
@@ -75,6 +75,53 @@ int register_memory(struct fid* fid, const void* buffer, size_t length, uint64_t
   ++all.counts["registrations"];
   *out = &mr->fid;
   return 0;
+}
+
+int register_memory(struct fid* fid, const void* buffer, size_t length, uint64_t access, uint64_t,
+                    uint64_t requested_key, uint64_t, fid_mr** out, void*) {
+  return add_region(of<Domain>(fid), buffer, length, access, requested_key, out);
+}
+
+// What a library of 1.20 reads, by its own description: fi_mr_attr begins with a pointer to the
+// dma-buf, whose fields are a descriptor, an offset, a length and the address of its start.
+struct DmaBufLayout {
+  int fd;
+  uint64_t offset;
+  size_t length;
+  uint8_t* base;
+};
+struct AttributesLayout {
+  const DmaBufLayout* buffer;
+  size_t count;
+  uint64_t access, offset, requested_key;
+  void* context;
+  size_t auth_key_size;
+  uint8_t* auth_key;
+  int interface;
+  uint64_t device;
+  void* since_1_20[4];
+};
+
+int register_by_attributes(struct fid* fid, const fi_mr_attr* raw, uint64_t flags, fid_mr** out) {
+  constexpr uint64_t kDmaBuf = uint64_t{1} << 40;
+  Domain* domain = of<Domain>(fid);
+  const auto& attributes = *reinterpret_cast<const AttributesLayout*>(raw);
+  {
+    const Entered entered(domain);
+    World& all = world();
+    ++all.counts["by_attributes"];
+    if (FI_VERSION_LT(domain->fabric->api, FI_VERSION(1, 20))) {
+      all.violation("a dma-buf for an API below 1.20");
+    }
+    for (const void* newer : attributes.since_1_20) {
+      if (newer != nullptr) all.violation("fi_mr_attr is not 0 at its end");
+    }
+    if (flags != kDmaBuf || attributes.count != 1 || attributes.offset != 0) return -FI_EINVAL;
+    if (fcntl(attributes.buffer->fd, F_GETFD) < 0) return -FI_EBADF;
+  }
+  const DmaBufLayout& buffer = *attributes.buffer;
+  return add_region(domain, buffer.base + buffer.offset, buffer.length, attributes.access,
+                    attributes.requested_key, out);
 }
 
 // ---- completion queues
@@ -274,7 +321,7 @@ fi_ops domain_fid_ops = {sizeof(fi_ops), close_domain, nullptr, nullptr,
                          nullptr,        nullptr,      nullptr};
 fi_ops fabric_fid_ops = {sizeof(fi_ops), close_fabric, nullptr, nullptr,
                          nullptr,        nullptr,      nullptr};
-fi_ops_mr mr_ops = {sizeof(fi_ops_mr), register_memory, nullptr, nullptr};
+fi_ops_mr mr_ops = {sizeof(fi_ops_mr), register_memory, nullptr, register_by_attributes};
 fi_ops_domain domain_ops = [] {
   fi_ops_domain ops = {};
   ops.size = sizeof ops;

@@ -248,7 +248,8 @@ ssize_t post_write(fid_ep* fid, const fi_msg_rma* message, uint64_t flags) {
   World& all = world();
   Rules& rules = all.rules;
   if (!ep->enabled || (!ep->rdm && !ep->connected)) return -FI_EOPBADSTATE;
-  if (rules.again_always != 0 || rules.refuse_after_more > 1 || ep->flying >= rules.window || all.roll(rules.again_permille)) {
+  if (rules.again_always != 0 || rules.refuse_after_more > 1 || ep->flying >= rules.window ||
+      all.roll(rules.again_permille)) {
     ++all.counts["again"];
     return -FI_EAGAIN;
   }

@@ -203,7 +203,8 @@ void exchange(Scenario& s) {
   check_memory(s);
   check(s.target.statistic("overshoots") == 0, "an overshoot");
   check(s.sender.statistic("writes") == 0, "writes are still in flight");
-  check(s.fake.count("most_flying") <= int64_t{s.provider.window_writes} + 2, "the window was ignored");
+  check(s.fake.count("most_flying") <= int64_t{s.provider.window_writes} + 2,
+        "the window was ignored");
 }
 
 }  // namespace pdnode::test

@@ -98,6 +98,9 @@ int main(int argc, char** argv) {
   for (uint64_t seed = first; seed < first + seeds; ++seed) {
     try {
       if (seed == 0 && std::string(argv[2]) == "efa") pdnode::test::wide_regions(fake, argv[1]);
+      if (seed == 0 && fake.there() && std::string(argv[2]) != "worse") {
+        pdnode::test::device_memory(fake, argv[1], argv[2]);
+      }
       pdnode::test::run_seed(fake, argv[1], argv[2], seed);
     } catch (const std::exception& error) {
       std::printf("%s, seed %llu: %s\n", argv[2], static_cast<unsigned long long>(seed),

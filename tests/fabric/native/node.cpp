@@ -52,17 +52,21 @@ void Fake::settle() const {
 }
 
 Node::Node(const std::string& library, const std::string& provider, const Shape& shape_,
-           double silence_s)
+           double silence_s, bool device_memory)
     : shape(shape_),
       rdm(find_provider(provider)->endpoint == FI_EP_RDM),
-      fabric(std::make_unique<Fabric>(library, provider, "adaptive", 0, silence_s)) {
+      fabric(std::make_unique<Fabric>(library, provider, "adaptive", 0, silence_s, device_memory)) {
   fabric->add_group({{"lo", "127.0.0.1"}}, -1);
   if (!rdm) port_ = fabric->listen(0, "127.0.0.1", 0);
   fd_.reset(memfd_create("kv", MFD_CLOEXEC));
   check(ftruncate(fd_.get(), static_cast<off_t>(shape.bytes())) == 0, "ftruncate");
   memory = static_cast<uint8_t*>(
       mmap(nullptr, shape.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0));
-  region = fabric->add_region(0, fd_.get(), shape.bytes(), shape.page_bytes);
+  // The memory of the "device" is a memfd as well; the fake takes its descriptor for a dma-buf.
+  region = device_memory ? fabric->add_device_region(0, fd_.get(),
+                                                     reinterpret_cast<uint64_t>(memory),
+                                                     shape.bytes(), shape.page_bytes)
+                         : fabric->add_region(0, fd_.get(), shape.bytes(), shape.page_bytes);
 }
 
 Node::~Node() {

@@ -48,7 +48,7 @@ struct Shape {
 class Node {
  public:
   Node(const std::string& library, const std::string& provider, const Shape& shape,
-       double silence_s = 60);
+       double silence_s = 60, bool device_memory = false);
   ~Node();
   Node(const Node&) = delete;
 

@@ -1,5 +1,6 @@
 // Regions larger than one registration may be. The memory is sparse: only what is sent is there.
 
+#include <cstdlib>
 #include <cstring>
 
 #include "scenario.hpp"
@@ -75,6 +76,33 @@ void wide_regions(const Fake& fake, const std::string& library) {
           "the NIC's account is wrong");
     push_across(sender, target, most / page_bytes);
     fill_nic(target);
+    check(fake.violations().empty(), "violations: " + fake.violations());
+  }
+  check(fake.count("mr") == 0, "registrations are left");
+}
+
+// By dma-buf where the library is new enough for it; an older one never sees any of it.
+void device_memory(const Fake& fake, const std::string& library, const std::string& provider) {
+  fake.personality(provider);
+  const Shape shape{64, 4096, 1};
+  const char* minor = std::getenv("FAKE_FABRIC_MINOR");
+  if (minor != nullptr && std::atoi(minor) < 20) {
+    std::string text;
+    try {
+      const Node refused(library, provider, shape, 60, true);
+    } catch (const FabricError& error) {
+      text = error.what();
+    }
+    check(text.find("; 1.20 or newer is needed (dma-buf)") != std::string::npos,
+          "an old library takes memory of a device: " + text);
+    check(fake.count("hmem") == 0, "an old library was asked for memory of a device");
+    return;
+  }
+  {
+    Node sender(library, provider, shape, 60, true), target(library, provider, shape, 60, true);
+    join(sender, target, 1, 0);
+    push_across(sender, target, shape.pages / 2);
+    check(fake.count("by_attributes") >= 2, "the memory of a device was registered as the host's");
     check(fake.violations().empty(), "violations: " + fake.violations());
   }
   check(fake.count("mr") == 0, "registrations are left");

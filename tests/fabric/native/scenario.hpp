@@ -37,6 +37,7 @@ void exchange(Scenario& s);
 void fault(Scenario& s, int which);
 extern const int kFaults;
 void wide_regions(const Fake& fake, const std::string& library);
+void device_memory(const Fake& fake, const std::string& library, const std::string& provider);
 void patience(Scenario& s);  // a device that says "try again" for ever; takes seconds
 constexpr double kSilenceS = 5;
 void silent_device(Scenario& s);  // a completion never comes; takes kSilenceS
