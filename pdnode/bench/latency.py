@@ -1,7 +1,8 @@
 """Raise to post: from the store of the layer counter by another process to the entry of the first
 fi_writemsg of that layer, as the core records it. One clock (CLOCK_MONOTONIC), one host.
 
-`python -m pdnode.bench.latency PAGE_FD WAKE_FD RAISES CPU` is that other process.
+`python -m pdnode.bench.latency PAGE_FD WAKE_FD READY_FD RAISES CPU` is that other process: it
+closes READY_FD when it is ready and begins at the end of its standard input.
 """
 
 import mmap
@@ -9,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,15 +29,14 @@ LOAD_WINDOW = 32
 LOAD_TRANSFER_WRITES = 65_536
 """A page a layer, so that each is a write of its own."""
 LOAD_WRITES_PER_RAISE = 300
-"""More than any loopback takes in a millisecond, 4.9 GB/s, and in START_S besides."""
+"""More than any loopback takes in a millisecond: 4.9 GB/s."""
 MODES = (
     ("busy_idle", "busy", False),
     ("busy_loaded", "busy", True),
     ("adaptive", "adaptive", False),
 )
-START_S = 0.2
-START_RAISES = 2000
-"""Periods that the raiser may take to start, with the load already there."""
+MARGIN_RAISES = 2000
+"""Periods that the raiser may be late by, with the load already there."""
 EXIT_S = 10.0
 
 
@@ -85,18 +84,25 @@ def raise_layers(pair: Pair, *, raises: int, loaded: bool, cpu: int) -> list[int
         spans=[(0, 0, 1)],
         counter=number,
     )
-    load = Load(pair, LOAD_WRITES_PER_RAISE * (raises + START_RAISES)) if loaded else None
-    arguments = [str(page_fd), str(wake_fd), str(raises), str(cpu)]
+    ready_fd, ready_there = os.pipe()
+    arguments = [str(fd) for fd in (page_fd, wake_fd, ready_there, raises, cpu)]
     # A file, not a pipe: nobody reads before the end.
     with (
         tempfile.TemporaryFile() as out,
         subprocess.Popen(
             [sys.executable, "-m", "pdnode.bench.latency", *arguments],
+            stdin=subprocess.PIPE,
             stdout=out,
-            pass_fds=(page_fd, wake_fd),
+            pass_fds=(page_fd, wake_fd, ready_there),
         ) as raiser,
     ):
         os.close(page_fd)
+        os.close(ready_there)
+        with os.fdopen(ready_fd, "rb") as ready:
+            ready.read()
+        load = Load(pair, LOAD_WRITES_PER_RAISE * (raises + MARGIN_RAISES)) if loaded else None
+        assert raiser.stdin is not None
+        raiser.stdin.close()  # go
         pair.node.wait("drained", transfer=slot)
         if load is not None:
             load.stop()
@@ -157,11 +163,12 @@ def summary(delays_ns: list[int]) -> Latency:
 
 
 def main() -> int:
-    page_fd, wake_fd, raises, cpu = map(int, sys.argv[1:5])
+    page_fd, wake_fd, ready_fd, raises, cpu = map(int, sys.argv[1:6])
     os.sched_setaffinity(0, {cpu})
     page = np.frombuffer(mmap.mmap(page_fd, COUNTER_PAGE_BYTES), np.uint8)
     stored = np.zeros(raises, np.int64)
-    time.sleep(START_S)
+    os.close(ready_fd)
+    sys.stdin.read()
     raise_periodically(page=page, wake_fd=wake_fd, period_ns=PERIOD_NS, stored=stored)
     sys.stdout.buffer.write(stored.tobytes())
     return 0
