@@ -1,4 +1,4 @@
-"""`pdnode status | drain | undrain | cancel | reload`: what they ask over the admin socket.
+"""`pdnode status | drain | undrain | cancel | reload | role`: what they ask over the admin socket.
 
 Standard output is the answer, standard error is talk; exit codes are those of errors.Exit.
 """
@@ -117,6 +117,31 @@ def drain(client: AdminClient, *, timeout_s: float, as_json: bool) -> int:
             sys.stderr.write(f"{text}\n")
         if time.monotonic() >= deadline:
             late = ActionAnswer(done=False, text=f"draining goes on: {text}")
+            _print(late, as_json=as_json)
+            return Exit.TRY_AGAIN
+        time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+
+
+def change_role(client: AdminClient, role: str, *, timeout_s: float, as_json: bool) -> int:
+    """Ask, and wait until the node serves in that role: 64 if it stays in the old one, 75 if that
+    takes longer than `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    code, answer = client.act("role", role=role)
+    if not answer.done:
+        _print(answer, as_json=as_json)
+        return _REFUSED.get(code, Exit.INTERNAL)
+    sys.stderr.write(f"{_plain(answer.text)}\n")
+    while True:
+        snapshot, _ = client.snapshot()
+        failed = [one.text for one in snapshot.warnings if one.code == "W107"]
+        if snapshot.node.role == role and snapshot.node.state in ("serving", "draining"):
+            _print(ActionAnswer(done=True, text=f"the role is {role}"), as_json=as_json)
+            return Exit.OK
+        if failed:
+            _print(ActionAnswer(done=False, text=failed[0]), as_json=as_json)
+            return Exit.USAGE
+        if time.monotonic() >= deadline:
+            late = ActionAnswer(done=False, text=f"not yet: the role is {snapshot.node.role}")
             _print(late, as_json=as_json)
             return Exit.TRY_AGAIN
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pdnode.errors import Exit
+from pdnode.types import Role
 
 ADMIN_SOCKET = "/run/pdnode/admin.sock"
 _P = TypeVar("_P", bound=argparse.ArgumentParser)
@@ -21,6 +22,10 @@ def _admin(args: argparse.Namespace) -> int:
             return adminclient.status(client, as_json=args.json)
         if args.action == "drain":
             return adminclient.drain(client, timeout_s=args.timeout_s, as_json=args.json)
+        if args.action == "role":
+            return adminclient.change_role(
+                client, args.role, timeout_s=args.timeout_s, as_json=args.json
+            )
         fields = {"request_id": args.request_id} if args.action == "cancel" else {}
         return adminclient.act(client, args.action, as_json=args.json, **fields)
     except adminclient.Unreachable as error:
@@ -42,6 +47,7 @@ def add_admin_parsers(
         ("drain", "take no new work, and wait until what is there is done (75: not in time)"),
         ("undrain", "take work again"),
         ("cancel", "end one request"),
+        ("role", "drain, then go on in another role, and wait for it (75: not in time)"),
         ("reload", "read the configuration file again (78: not taken)"),
     ):
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -49,7 +55,9 @@ def add_admin_parsers(
         command.add_argument(
             "--socket", metavar="PATH", default=ADMIN_SOCKET, help=f"default: {ADMIN_SOCKET}"
         )
-        if name == "drain":
+        if name == "role":
+            command.add_argument("role", metavar="ROLE", choices=list(Role), help=" | ".join(Role))
+        if name in ("drain", "role"):
             command.add_argument(
                 "--timeout-s", metavar="S", type=_seconds, default=240.0, help="default: 240"
             )

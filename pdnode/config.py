@@ -42,6 +42,7 @@ class EngineConfig:
     chunk_tokens: int = 512  # token budget of a pass; a multiple of page_tokens
     max_running: int = 64  # sequences in a pass
     max_waiting: int = 256  # requests that wait; one more is refused (429)
+    max_restarts: int = 5  # in a row, inside the daemon
     start_timeout_s: float = 300.0
     dp: int = 1  # TP groups, each with the whole model and pages of its own
 

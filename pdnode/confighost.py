@@ -107,6 +107,11 @@ def _bind_text(address: HostPort, error: OSError) -> str:
     return f"{address.host}:{address.port} cannot be bound: {error.strerror}"
 
 
+def peer_listen_problem(config: Config) -> Problem | None:
+    """Whether a prefill node could listen for links now."""
+    return _port_problem("peer.listen", HostPort(config.peer.host, config.peer.port))
+
+
 def _fabric_problem(config: Config) -> Problem | None:
     """Load libfabric and ask it for the provider, without opening a NIC."""
     fabric = config.fabric

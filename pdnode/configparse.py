@@ -203,6 +203,14 @@ def complete_nic(nic: NicConfig, role: Role) -> NicConfig:
     return dataclasses.replace(nic, listen=listen, advertise=advertise)
 
 
+def default_nics(config: Config) -> tuple[NicConfig, ...]:
+    """The NICs where none are listed: loopback, if the provider has it and all peers are here."""
+    local = config.fabric.provider.startswith("tcp") and peers_are_local(config)
+    if config.fabric.nics or not local or config.node.role is Role.COLOCATED:
+        return config.fabric.nics
+    return (NicConfig(name="lo", address="127.0.0.1", listen="", advertise=""),)
+
+
 def _derive(config: Config, host_name: str) -> Config:
     """Fill in what follows from other values or from the host name."""
     replace = dataclasses.replace
@@ -211,11 +219,8 @@ def _derive(config: Config, host_name: str) -> Config:
     if str(path) == DEMO_MODEL:
         path = config.node.cache_dir / DEMO_MODEL_DIR
     model = replace(config.model, path=path, name=config.model.name or path.name)
-    nics = config.fabric.nics
-    local = config.fabric.provider.startswith("tcp") and peers_are_local(config)
-    if not nics and local and node.role is not Role.COLOCATED:
-        nics = (NicConfig(name="lo", address="127.0.0.1", listen="", advertise=""),)
-    fabric = replace(config.fabric, nics=tuple(complete_nic(nic, node.role) for nic in nics))
+    nics = tuple(complete_nic(nic, node.role) for nic in default_nics(config))
+    fabric = replace(config.fabric, nics=nics)
     prefill = tuple(
         replace(peer, name=peer.name or f"{peer.host}:{peer.port}") for peer in config.prefill
     )

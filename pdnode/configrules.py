@@ -89,9 +89,6 @@ def _token(config: Config) -> Iterator[Problem]:
 
 
 def _prefill_tables(config: Config) -> Iterator[Problem]:
-    role = config.node.role
-    if role is not Role.DECODE and config.prefill:
-        yield Problem("prefill", f'only a decode node has [[prefill]] tables, role is "{role}"')
     names = Counter(peer.name for peer in config.prefill)
     addresses = Counter((peer.host, peer.port) for peer in config.prefill)
     for index, peer in enumerate(config.prefill):
@@ -206,7 +203,7 @@ NIC_RULES = (
 )
 CROSS_RULES = (
     Rule(("peer.listen", "peer.token_credential", "prefill"), _token),
-    Rule(("node.role", "prefill"), _prefill_tables),
+    Rule(("prefill",), _prefill_tables),
     Rule(("node.role", "node.when_no_prefill", "prefill"), _refuse_needs_prefill),
     Rule(("engine.chunk_tokens", "kv.page_tokens", "engine.device"), _chunks),
     Rule(("engine.device",), _device),

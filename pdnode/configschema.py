@@ -173,6 +173,13 @@ ENGINE = Table(
             reload=True,
         ),
         Key(
+            "max_restarts",
+            Integer(0, 1000),
+            5,
+            "Starts of another engine inside the daemon after deaths in a row; then it exits with "
+            "70, for the unit to start it again.",
+        ),
+        Key(
             "start_timeout_s",
             Number(1, 86400),
             300.0,
@@ -396,7 +403,7 @@ PEER = Table(
 
 PREFILL = Table(
     "prefill",
-    "Decode only: one per prefill node.",
+    "Used in the role decode, also after `pdnode role decode`: one per prefill node.",
     (
         Key(
             "name",

@@ -51,6 +51,15 @@ class Reload(Action, frozen=True):
     name = "reload"
 
 
+class ChangeRole(Action, frozen=True):
+    """Drain, then go on in another role: `prefill`, `decode` or `colocated`. The answer comes when
+    it has begun; the snapshot shows the end. Not written to the file: the next start forgets it.
+    """
+
+    name = "role"
+    role: str
+
+
 class SetLogLevel(Action, frozen=True):
     """Until the next reload or start."""
 
@@ -58,7 +67,7 @@ class SetLogLevel(Action, frozen=True):
     level: str
 
 
-ACTIONS: tuple[type[Action], ...] = (Drain, Undrain, Cancel, Reload, SetLogLevel)
+ACTIONS: tuple[type[Action], ...] = (Drain, Undrain, Cancel, Reload, ChangeRole, SetLogLevel)
 
 
 class ActionRefused(Exception):

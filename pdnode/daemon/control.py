@@ -9,6 +9,7 @@ from pdnode.api.admin_actions import (
     Action,
     ActionRefused,
     Cancel,
+    ChangeRole,
     Drain,
     Reload,
     SetLogLevel,
@@ -37,7 +38,12 @@ class Control:
         self._source = source
         self._reloader = reloader
         self._reload_failure = ""
+        self._lock = asyncio.Lock()
+        self.role_failure = ""  # why the last change of role came to nothing
         self.stopping = False
+        self.switching = False  # a change of role is under way
+        self.switch_role: Callable[[Role], str] | None = None
+        self.on_reload: Callable[[bool], None] = lambda begins: None
         self.encode_snapshot: Callable[[], bytes] | None = None
 
     # what it shows
@@ -64,12 +70,18 @@ class Control:
             form.Action(name=Undrain.name, refused=self._no_undrain()),
             form.Action(name=Cancel.name, refused=_NOT_HERE if prefill else None),
             form.Action(name=Reload.name),
+            form.Action(name=ChangeRole.name, refused=self.no_switch()),
             form.Action(name=SetLogLevel.name),
         ]
 
     def conditions(self) -> list[Condition]:
         """For the warnings registry."""
         found = [Condition("W110", self._reload_failure)] if self._reload_failure else []
+        role, wanted = self._parts.config.node.role, self._source.loaded.config.node.role
+        if role is not wanted:
+            found.append(Condition("W106", f"{role} here, {wanted} in the file"))
+        if self.role_failure:
+            found.append(Condition("W107", self.role_failure))
         engine = self._parts.engine
         if engine is not None and (pages := engine.page_counts.quarantined):
             most = engine.max_quarantined
@@ -84,8 +96,10 @@ class Control:
     # what it does
 
     async def act(self, action: Action) -> str:
+        """Do it and say what was done, or raise ActionRefused. One after the other."""
         try:
-            text = await self._act(action)
+            async with self._lock:
+                text = await self._act(action)
         except ActionRefused as refused:
             event(
                 _log, logging.WARNING, "admin.refused", "action refused",
@@ -104,7 +118,13 @@ class Control:
             case Cancel(request_id=request_id):
                 return self._cancel(request_id)
             case Reload():
-                return await self._reload()
+                self.on_reload(True)
+                try:
+                    return await self._reload()
+                finally:
+                    self.on_reload(False)
+            case ChangeRole(role=role):
+                return self._change_role(role)
             case SetLogLevel(level=level):
                 if level not in LOG_LEVELS:
                     raise ActionRefused(400, f"level: one of {', '.join(LOG_LEVELS)}")
@@ -138,7 +158,26 @@ class Control:
     def _no_undrain(self) -> str | None:
         if self.stopping:
             return "this node is stopping"
+        if self.switching:
+            return "the role is being changed"
         return None if self._parts.service.draining else "not draining"
+
+    def no_switch(self) -> str | None:
+        """Why the role cannot be changed now."""
+        if self.stopping:
+            return "this node is stopping"
+        if self.switching:
+            return "the role is being changed"
+        service = self._parts.service
+        return f"loading: {service.loading}" if service.loading else None
+
+    def _change_role(self, role: str) -> str:
+        if role not in list(Role):
+            raise ActionRefused(400, f"role: one of {', '.join(Role)}")
+        if (text := self.no_switch()) is not None:
+            raise ActionRefused(409, text)
+        assert self.switch_role is not None
+        return self.switch_role(Role(role))
 
     def _cancel(self, request_id: str) -> str:
         if self._parts.config.node.role is Role.PREFILL:
@@ -172,6 +211,8 @@ class Control:
         if fixed:
             text = f"need a restart, so nothing was changed: {', '.join(fixed)}"
             return self._reload_failed(409, text)
+        if problems := self._reloader.problems(loaded.config):
+            return self._reload_failed(422, "; ".join(str(one) for one in problems))
         self._reloader.apply(loaded.config)
         self._source.loaded = loaded
         self._reload_failure = ""

@@ -17,7 +17,7 @@ from pdnode.messenger.push import PushMessenger
 from pdnode.obs.log import lines_held
 from pdnode.obs.node_figures import NicFigures, NodeFigures, PeerFigures, QueueFigures
 from pdnode.obs.warnings import Warnings
-from pdnode.types import SessionId
+from pdnode.types import BootId, SessionId
 
 _ODD = {"late": "late_immediates", "early": "early_immediates", "overshoot": "overshoots"}
 
@@ -29,6 +29,7 @@ class Figures:
     config: Config
     service: NodeService
     warnings: Warnings
+    boot: BootId
     engine: Engine | None = None
     transfer: Transfer | None = None
     peers: PeerManager | None = None

@@ -30,7 +30,7 @@ class Observation:
         self, config: Config, service: NodeService, records: Records, *, boot: BootId
     ) -> None:
         self.warnings = Warnings(time.monotonic)
-        self.parts = Figures(config, service, self.warnings)
+        self.parts = Figures(config, service, self.warnings, boot)
         self.metrics = Metrics(
             self.parts.read,
             model=config.model.name,
@@ -40,8 +40,10 @@ class Observation:
         self.records = records
         self.events = EventRing()
         self.watch = Watch(self.parts, records, self.metrics)
-        self._boot = boot
         self.warnings.add_source(service.conditions)
+        self.warnings.add_source(
+            lambda: () if self.parts.verifier is None else self.parts.verifier.conditions()
+        )
 
     def control(self, source: ConfigSource, app: web.Application, listener: ApiListener) -> Control:
         """The admin surface's side of the node, over the application and listener of the API."""
@@ -51,7 +53,6 @@ class Observation:
             self.watch,
             self.metrics,
             self.events,
-            boot=self._boot,
             actions=control.actions,
         )
         control.encode_snapshot = snapshots.encode

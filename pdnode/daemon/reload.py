@@ -11,8 +11,10 @@ from pdnode.api.app import reload_app
 from pdnode.api.listener import ApiListener
 from pdnode.config import Config
 from pdnode.configfile import Loaded
+from pdnode.configrules import CROSS_RULES, broken
 from pdnode.configschema import TABLES
 from pdnode.daemon.figures import Figures
+from pdnode.errors import Problem
 from pdnode.obs import log
 
 TOKEN_KEY = "peer.token_credential"
@@ -53,11 +55,21 @@ class Reloader:
     app: web.Application
     listener: ApiListener
 
+    def _in_effect(self, new: Config) -> Config:
+        """The NICs of the running configuration are resolved, and cannot have changed; its role is
+        another one where an operator has changed it."""
+        now = self.parts.config
+        node = dataclasses.replace(new.node, role=now.node.role)
+        return dataclasses.replace(new, node=node, fabric=now.fabric)
+
+    def problems(self, new: Config) -> list[Problem]:
+        """What of `new` does not go with the role that this node has now."""
+        return broken(self._in_effect(new), CROSS_RULES, frozenset())
+
     def apply(self, new: Config) -> None:
         """`new` differs from what runs in keys that can be reloaded only."""
         parts = self.parts
-        # The NICs of the running configuration are resolved, and cannot have changed.
-        config = dataclasses.replace(new, fabric=parts.config.fabric)
+        config = self._in_effect(new)
         parts.config = config
         log.set_level(config.node.log_level)
         self.listener.reload(config.api)

@@ -82,6 +82,7 @@ class NodeService:
         self.recomputed = 0  # prompts sent to another peer, or run here, after a failure
         self.draining = False
         self.loading = "starting"
+        self.lost = ""  # why the engine is gone, while another one comes
 
     def start(
         self,
@@ -93,7 +94,12 @@ class NodeService:
         """The model is loaded. `peers` and `pulls` on a decode node."""
         self._groups, self._peers, self._pulls = groups, peers, pulls
         self._loads = [0] * len(groups)
-        self.loading = ""
+        self.loading = self.lost = ""
+
+    def change_role(self, role: Role) -> None:
+        """Nothing is open here; `start` follows."""
+        assert not self._flights
+        self._role, self._peers, self._pulls = role, None, None
 
     # api.service.Service
 
@@ -130,6 +136,8 @@ class NodeService:
         found = []
         if self._dead is not None:
             found.append(Condition("E101", self._dead))
+        elif self.lost:
+            found.append(Condition("W105", f"{self.lost}; another one is started: {self.loading}"))
         elif self.loading:
             found.append(Condition("W101", f"loading: {self.loading}"))
         elif self._role is Role.DECODE and not self._usable():
@@ -203,8 +211,12 @@ class NodeService:
         for flight in list(self._flights):
             flight.fail(cause)
 
-    def engine_died(self, text: str) -> None:
-        self._dead = text
+    def engine_died(self, text: str, *, fatal: bool) -> None:
+        """Every request ends with an error. Unless `fatal`, `start` comes again."""
+        if fatal:
+            self._dead = text
+        else:
+            self.lost, self.loading = text, "waiting"
         self.fail_all(Cause(text))
 
     # inside: where the prompt is computed

@@ -32,7 +32,6 @@ class Snapshots:
         metrics: Metrics,
         events: EventRing,
         *,
-        boot: str,
         actions: Callable[[], Sequence[form.Action]],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -40,7 +39,6 @@ class Snapshots:
         self._watch = watch
         self._metrics = metrics
         self._events = events
-        self._boot = boot
         self._actions = actions
         self._wall_clock = wall_clock
         self._clock = metrics.clock
@@ -101,7 +99,7 @@ class Snapshots:
         fabric = parts.config.fabric
         return form.Node(
             id=parts.config.node.id,
-            boot=self._boot,
+            boot=parts.boot,
             role=parts.config.node.role,
             state=state,
             version=__version__,

@@ -110,6 +110,11 @@ class StepLoop:
     def page_tokens(self) -> int:
         return self.scheduler.page_tokens
 
+    @property
+    def has_work(self) -> bool:
+        """A pass is running, or due: every sequence here has its pages."""
+        return self.busy or bool(self._entries)
+
     def next_sequence(self) -> SequenceId:
         self._numbers += 1
         return SequenceId(self._numbers)

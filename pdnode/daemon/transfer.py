@@ -1,7 +1,7 @@
 """Opens the transfer core for this node: library, device group, listeners, the worker's memory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdnode.config import Config, NicConfig
@@ -23,12 +23,30 @@ class Transfer:
     engine: FabricEngine
     fabric: Fabric
     group: int
-    nics: tuple[NicAddress, ...]  # endpoint: where peers connect, on a prefill node
+    nics: tuple[NicAddress, ...]  # endpoint: where peers connect, since `take_role` of a prefill
     line_bytes_per_s: Mapping[str, float]  # by NIC name, where the kernel knows the link speed
+    # By NIC, where peers connect: once open it stays so, unused while the role is decode.
+    _listening: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def wake_fd(self) -> int:
         return self.fabric.wake_fd(self.group)
+
+    def take_role(self, config: Config) -> None:
+        """Addresses for the role of `config`; a prefill node listens on its NICs. Blocks for a
+        moment. DeviceMissing in words if an address cannot be bound.
+        """
+        listens = config.node.role is Role.PREFILL and self.fabric.limits["endpoint"] == "msg"
+        addresses = []
+        for number, nic in enumerate(config.fabric.nics):
+            if listens and number not in self._listening:
+                try:
+                    self._listening[number] = _listen(self.fabric, number, nic, config)
+                except FabricError as error:
+                    raise DeviceMissing(f"[fabric] {error}") from error
+            endpoint = self._listening[number] if listens else b""
+            addresses.append(NicAddress(number, nic.name, endpoint))
+        self.nics = tuple(addresses)
 
     def add_memory(self, worker: WorkerGroup, geometry: KvGeometry) -> tuple[SourceRegion, ...]:
         """Map the region of each rank of a TP group, and the leader's counter page, into the core.
@@ -54,10 +72,7 @@ def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:
         library = find_library(fabric_config.library, fabric_config.provider)
         fabric = Fabric(str(library), fabric_config.provider, fabric_config.poll)
         group = fabric.add_group([(nic.name, nic.address) for nic in nics], cpu)
-        addresses = tuple(
-            NicAddress(number, nic.name, _endpoint(fabric, number, nic, config))
-            for number, nic in enumerate(nics)
-        )
+        addresses = tuple(NicAddress(number, nic.name, b"") for number, nic in enumerate(nics))
     except FabricError as error:
         raise DeviceMissing(f"[fabric] {error}") from error
     speeds = {nic.name: speed for nic in nics if (speed := _line_bytes_per_s(nic.name))}
@@ -74,10 +89,8 @@ def _line_bytes_per_s(interface: str) -> float | None:
     return megabits * 125e3 if megabits > 0 else None
 
 
-def _endpoint(fabric: Fabric, number: int, nic: NicConfig, config: Config) -> bytes:
-    """`host:port` that peers connect to, on a prefill node; an RDM endpoint is the session's."""
-    if config.node.role is not Role.PREFILL or fabric.limits["endpoint"] != "msg":
-        return b""
+def _listen(fabric: Fabric, number: int, nic: NicConfig, config: Config) -> bytes:
+    """`host:port` that peers connect to; an RDM endpoint is the session's."""
     bound = fabric.listen(number, nic.listen, config.fabric.port)
     host = f"[{nic.advertise}]" if ":" in nic.advertise else nic.advertise
     return f"{host}:{bound}".encode()

@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 
 from pdnode.engine.protocol import (
+    COUNTER_OFFSET,
     MAX_FRAME_BYTES,
     Frame,
     Init,
@@ -133,6 +134,10 @@ class Worker:
     def counter_fd(self) -> int:
         """The counter page's memfd (layout: protocol.COUNTER_OFFSET …). Belongs to this object."""
         return self._fds[1]
+
+    def layers_done(self) -> int:
+        """What the layer counter shows now."""
+        return int.from_bytes(os.pread(self.counter_fd, 8, COUNTER_OFFSET), sys.byteorder)
 
     async def step(self, step: Step) -> StepDone:
         """Run one pass; one at a time. EngineDied if the worker ends before it answers.

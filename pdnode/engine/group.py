@@ -94,6 +94,10 @@ class WorkerGroup:
     def base(self) -> int:
         return self.workers[0].base
 
+    def layers_done(self) -> int:
+        """What the layer counter shows: it moves with every layer of every pass."""
+        return self.workers[0].layers_done()
+
     async def step(self, step: Step) -> StepDone:
         """Run one pass on all ranks; one at a time. EngineDied if one ends before it answers, once
         all have ended. A cancelled wait leaves the pass running: close the group then."""

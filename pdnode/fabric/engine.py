@@ -31,6 +31,11 @@ class FabricEngine:
                 raise ValueError(f"event kind {kind!r} is not one of {', '.join(EVENT_KINDS)}")
             self._handlers[kind].append(handler)
 
+    def clear(self) -> None:
+        """Forget all handlers: events are dropped until others are named."""
+        for handlers in self._handlers.values():
+            handlers.clear()
+
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read events on `loop` from now on; what waits already comes in the next turn."""
         assert self._loop is None, "started twice"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.admin import admin_of
 from tests.support.nodes import (
     Client,
     NodeSpec,
@@ -115,28 +116,49 @@ async def test_a_drain_that_takes_too_long_is_forced(slow_model: Path, tmp_path:
         assert (await transfers(prefill))[-1].outcome in ("link_lost", "cancelled")
 
 
-async def test_a_killed_worker_ends_its_node(slow_model: Path, tmp_path: Path) -> None:
-    """Requests hear of it, the node exits with 70, nothing of it is left, the peer goes on."""
+async def test_a_killed_worker_of_a_decode_node_is_replaced(
+    slow_model: Path, tmp_path: Path
+) -> None:
+    """Its requests hear of it, readiness is false, another engine comes, and the peer takes it."""
     before = shared_memory()
     prefill, decode = pair(slow_model, tmp_path)
     async with cluster(prefill, decode) as (running, (p, d)):
-        events, stream = await started_stream(d, SHORT, 1500)
-        long = asyncio.create_task(d.post(LONG, 3))
-        await p.wait_transfers(1)
-        (worker,) = running[1].children()
-        os.kill(worker, signal.SIGKILL)
-        await stream
-        assert "SIGKILL" in events[-1]["error"]["message"], events[-1]
-        status, body, _ = await long
-        assert status == 500, body
-        assert "SIGKILL" in body["error"]["message"]
-        assert await running[1].ended(10) == 70
-        await p.wait_no_pages()
+        wanted = await d.tokens(SHORT, 8)
+        async with admin_of(decode.admin) as admin:
+            boot = (await admin.snapshot()).node.boot
+            events, stream = await started_stream(d, SHORT, 1500)
+            long = asyncio.create_task(d.post(LONG, 3))
+            await p.wait_transfers(1)
+            (worker,) = running[1].children()
+            os.kill(worker, signal.SIGKILL)
+            await stream
+            assert "SIGKILL" in events[-1]["error"]["message"], events[-1]
+            status, body, _ = await long
+            assert status == 500, body
+            assert "SIGKILL" in body["error"]["message"]
+            lost = await admin.until(lambda one: not one.ready)
+            assert "W105" in [one.code for one in lost.warnings], lost.warnings
+            assert (await d.post(SHORT, 1))[0] == 503
+            await d.wait_ready(running[1])
+            after = (await admin.snapshot()).node
+            assert after.boot != boot
+        assert running[1].process.poll() is None
         assert not alive(worker)
-        assert not decode.admin.exists()
-        assert shared_memory() == before
+        assert running[1].children() != [worker]
+        assert await d.tokens(SHORT, 8) == wanted
+        assert (await requests(decode))[-1].prefill == "pf"
+        for client in (p, d):
+            await client.wait_no_pages()
+    assert shared_memory() == before
 
+
+async def test_a_killed_worker_of_a_prefill_node_is_replaced(
+    slow_model: Path, tmp_path: Path
+) -> None:
+    before = shared_memory()
+    prefill, decode = pair(slow_model, tmp_path)
     async with cluster(prefill, decode) as (running, (p, d)):
+        wanted = await d.tokens(SHORT, 8)
         long = asyncio.create_task(d.post(LONG, 3))
         await p.wait_transfers(1)
         (worker,) = running[0].children()
@@ -144,10 +166,31 @@ async def test_a_killed_worker_ends_its_node(slow_model: Path, tmp_path: Path) -
         status, body, _ = await long
         assert (status, body["error"]["code"]) == (502, "prefill_lost")
         assert "SIGKILL" in body["error"]["message"]
-        assert await running[0].ended(10) == 70
         await d.wait_no_pages()
+        for client, node in ((p, running[0]), (d, running[1])):
+            await client.wait_ready(node)
+        assert await d.tokens(SHORT, 8) == wanted
+        assert running[0].text().count("engine.died") == 1
+        assert running[1].text().count("session.up") == 2
+        await p.wait_no_pages()
+    assert shared_memory() == before
+
+
+async def test_a_node_whose_restarts_are_used_up_ends(tiny_model: Path, tmp_path: Path) -> None:
+    """With one restart allowed the second death in a row is the end: exit 70, nothing is left."""
+    before = shared_memory()
+    node = NodeSpec("co", "colocated", tiny_model, tmp_path, engine={"max_restarts": 1})
+    async with cluster(node) as ((running,), (client,)):
+        (worker,) = running.children()
+        os.kill(worker, signal.SIGKILL)
+        await until(lambda: "engine.restarting" in running.text(), "another engine is started")
+        await client.wait_ready(running)
+        (worker,) = running.children()
+        os.kill(worker, signal.SIGKILL)
+        assert await running.ended() == 70
         assert not alive(worker)
-        assert shared_memory() == before
+        assert not node.admin.exists()
+    assert shared_memory() == before
 
 
 async def test_peers_come_back(tiny_model: Path, tmp_path: Path) -> None:

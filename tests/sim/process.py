@@ -284,7 +284,7 @@ class Process:
         if not self.worker.dead:
             running.result()
         text = "the worker died"
-        self.service.engine_died(text)
+        self.service.engine_died(text, fatal=True)
         if self.pushes is not None:
             self.pushes.engine_failed(text)
         self.service.draining = True

@@ -1,0 +1,108 @@
+"""Keeps the supervisor informed: phase, progress, warnings, and whether the work gets on.
+
+`WATCHDOG=1` is sent only when the engine and the transfer core moved since the last look, or had
+nothing to do. A timer on the event loop alone would prove nothing about either.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from itertools import zip_longest
+
+from pdnode.daemon.figures import Figures
+from pdnode.daemon.lifecycle import Lifecycle, Phase
+from pdnode.daemon.notify import Notifier, extend, reloading
+
+LONGEST_INTERVAL_S = 1.0
+LOOKS_PER_WATCHDOG = 8
+EXTEND_S = 60.0
+"""What start and stop ask for, again and again: each has its own bound ([engine] start_timeout_s,
+[node] shutdown_timeout_s), and this is about the event loop, which blocks for a moment at most."""
+
+
+class Progress:
+    """Looks at the counters of engine and core. `moved` is asked at even intervals."""
+
+    def __init__(self, parts: Figures) -> None:
+        self._parts = parts
+        self._layers: list[int] = []  # by group
+        self._turns = -1
+
+    def moved(self) -> bool:
+        """Since the last call. While there is no engine there is nothing that could stand still:
+        loading one has a bound of its own.
+        """
+        return self._engine_moved() & self._core_moved()
+
+    def _engine_moved(self) -> bool:
+        """Every group that has work has finished a layer."""
+        engine, before = self._parts.engine, self._layers
+        if engine is None:
+            return True
+        self._layers = [group.worker.layers_done() for group in engine.groups]
+        return all(
+            now != then or not group.steps.has_work
+            for group, now, then in zip_longest(engine.groups, self._layers, before)
+        )
+
+    def _core_moved(self) -> bool:
+        """The core's thread sleeps while it has nothing to do, so it is woken for the next look."""
+        transfer = self._parts.transfer
+        if transfer is None:
+            return True
+        turns, self._turns = self._turns, transfer.fabric.statistics()["turns"]
+        os.write(transfer.wake_fd, (1).to_bytes(8, "little"))
+        return turns != self._turns
+
+
+class Supervisor:
+    """`run` looks until it is cancelled; the phases and reloads are told at once."""
+
+    def __init__(
+        self, notifier: Notifier, lifecycle: Lifecycle, parts: Figures, detail: Callable[[], str]
+    ) -> None:
+        self._notifier = notifier
+        self._lifecycle = lifecycle
+        self._progress = Progress(parts)
+        self._parts = parts
+        self._detail = detail
+        self.interval_s = LONGEST_INTERVAL_S
+        if notifier.watchdog_s is not None:
+            look_s = notifier.watchdog_s / LOOKS_PER_WATCHDOG
+            self.interval_s = min(LONGEST_INTERVAL_S, look_s)
+        lifecycle.on_phase.append(self._entered)
+
+    async def run(self) -> None:
+        while True:
+            self.look()
+            await asyncio.sleep(self.interval_s)
+
+    def look(self) -> None:
+        messages = self._notifier.status(self._status())
+        if self._lifecycle.phase in (Phase.STARTING, Phase.DRAINING):
+            messages.append(extend(EXTEND_S))
+        if self._notifier.watchdog_s is not None and self._progress.moved():
+            messages.append("WATCHDOG=1")
+        self._notifier.send(*messages)
+
+    def reload(self, begins: bool) -> None:
+        """Around a reload, of a node that has said READY."""
+        if self._lifecycle.phase is Phase.SERVING:
+            self._notifier.send(*(reloading() if begins else ["READY=1"]))
+
+    def _entered(self, phase: Phase) -> None:
+        said = {Phase.SERVING: "READY=1", Phase.DRAINING: "STOPPING=1", Phase.STOPPED: "STOPPING=1"}
+        first = [said[phase]] if phase in said else []
+        if phase is Phase.DRAINING:
+            first.append(extend(EXTEND_S))
+        self._notifier.send(*first, *self._notifier.status(self._status()))
+
+    def _status(self) -> str:
+        """ "serving as decode; W104 …": the phase, what it is busy with, and the warnings."""
+        phase = self._lifecycle.phase
+        head = f"{phase} as {self._parts.config.node.role}" if phase is Phase.SERVING else phase
+        detail = self._detail()
+        warnings = [f"{one.code} {one.text}" for one in self._parts.warnings.current()]
+        if phase is not Phase.SERVING:  # the warning would only repeat the phase
+            warnings = []
+        return "; ".join([f"{head}: {detail}" if detail else str(head), *warnings])
