@@ -6,6 +6,7 @@ Sizes in bytes, times in seconds, as the names say. Every key is in config.examp
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdnode.peertls import PeerTls
 from pdnode.types import Role, Verify, WhenNoPrefill
 
 AUTO = 0
@@ -87,6 +88,8 @@ class ApiConfig:
     port: int = 8000
     max_body_bytes: int = 8 << 20
     max_connections: int = 4096
+    keys_credential: str = ""  # where the API keys come from; "": everybody may
+    keys: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,10 @@ class PeerConfig:
     port: int = 7700
     token_credential: str = ""  # where the token comes from; "": there is none
     token: bytes | None = field(default=None, repr=False)  # None only on loopback
+    tls_certificate: str = ""  # credentials; all three or none
+    tls_key: str = ""
+    tls_ca: str = ""
+    tls: PeerTls | None = field(default=None, repr=False)
     heartbeat_s: float = 0.5
     link_lost_s: float = 3.0
     stall_s: float = 3.0

@@ -1,4 +1,4 @@
-"""Loads the configuration file and what it points to: the peer token and the model directory.
+"""Loads the configuration file and what it points to: credentials and the model directory.
 
 Problems of the file carry its name and, where it is found, the line.
 """
@@ -16,7 +16,8 @@ import tomli
 from pdnode.config import DEMO_MODEL_DIR, Config
 from pdnode.configparse import Parsed, Setting, parse_settings
 from pdnode.errors import ConfigError, Problem
-from pdnode.secretfile import SecretError, read_secret
+from pdnode.peertls import TlsError, load_tls
+from pdnode.secretfile import SecretError, read_keys, read_secret
 
 MAX_FILE_BYTES = 1 << 20
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\s-]+?)\s*\]")
@@ -81,16 +82,32 @@ def model_problems(path: Path) -> list[Problem]:
     return []
 
 
-def _with_token(parsed: Parsed) -> Config:
-    """The configuration with its token; a problem is added where it cannot be read."""
-    config = parsed.config
-    token = None
-    if config.peer.token_credential:
-        try:
-            token = read_secret(config.peer.token_credential)
-        except SecretError as error:
-            parsed.problems.append(Problem("peer.token_credential", str(error)))
-    return dataclasses.replace(config, peer=dataclasses.replace(config.peer, token=token))
+def _with_secrets(parsed: Parsed) -> Config:
+    """The configuration with what its credentials hold; a problem is added for each that cannot be
+    read."""
+    peer, api = parsed.config.peer, parsed.config.api
+    token, tls = None, None
+    keys: tuple[bytes, ...] = ()
+    try:
+        if peer.token_credential:
+            token = read_secret(peer.token_credential)
+    except SecretError as error:
+        parsed.problems.append(Problem("peer.token_credential", str(error)))
+    try:
+        if api.keys_credential:
+            keys = read_keys(api.keys_credential)
+    except SecretError as error:
+        parsed.problems.append(Problem("api.keys_credential", str(error)))
+    try:
+        if peer.tls_certificate and peer.tls_key and peer.tls_ca:
+            tls = load_tls(certificate=peer.tls_certificate, key=peer.tls_key, ca=peer.tls_ca)
+    except TlsError as error:
+        parsed.problems.append(Problem(f"peer.{error.key}", str(error)))
+    return dataclasses.replace(
+        parsed.config,
+        peer=dataclasses.replace(peer, token=token, tls=tls),
+        api=dataclasses.replace(api, keys=keys),
+    )
 
 
 def load_settings(
@@ -104,7 +121,7 @@ def load_settings(
         host_name=socket.gethostname(),
         allow_test_provider=allow_test_provider,
     )
-    config = _with_token(parsed)
+    config = _with_secrets(parsed)
     if not {"model.path", "node.cache_dir"} & parsed.unread:
         parsed.problems.extend(model_problems(config.model.path))
     if parsed.problems:

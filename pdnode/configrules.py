@@ -88,6 +88,19 @@ def _token(config: Config) -> Iterator[Problem]:
         )
 
 
+def _tls(config: Config) -> Iterator[Problem]:
+    peer = config.peer
+    given = {
+        "tls_certificate": peer.tls_certificate,
+        "tls_key": peer.tls_key,
+        "tls_ca": peer.tls_ca,
+    }
+    missing = [name for name, value in given.items() if not value]
+    if missing and len(missing) < len(given):
+        text = f"required with the other two: {', '.join(given)} are given together"
+        yield from (Problem(f"peer.{name}", text) for name in missing)
+
+
 def _prefill_tables(config: Config) -> Iterator[Problem]:
     names = Counter(peer.name for peer in config.prefill)
     addresses = Counter((peer.host, peer.port) for peer in config.prefill)
@@ -203,6 +216,7 @@ NIC_RULES = (
 )
 CROSS_RULES = (
     Rule(("peer.listen", "peer.token_credential", "prefill"), _token),
+    Rule(("peer.tls_certificate", "peer.tls_key", "peer.tls_ca"), _tls),
     Rule(("prefill",), _prefill_tables),
     Rule(("node.role", "node.when_no_prefill", "prefill"), _refuse_needs_prefill),
     Rule(("engine.chunk_tokens", "kv.page_tokens", "engine.device"), _chunks),

@@ -57,6 +57,7 @@ _NAME = Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", allowed="1..63 of A-Z a
 _NAME_OR_NONE = Text(
     pattern=r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})?", allowed="1..63 of A-Z a-z 0-9 . _ -"
 )
+_CREDENTIAL = Text(pattern=r"[^\x00-\x20\x7f]*", allowed="a credential name or an absolute path")
 _DTYPES = Choice((AUTO_WORD, "float32", "bfloat16", "float16"))
 
 NODE = Table(
@@ -323,7 +324,7 @@ TOPOLOGY = Table(
 
 API = Table(
     "api",
-    "The HTTP listener: OpenAI routes, probes, metrics. It has no authentication.",
+    "The HTTP listener: OpenAI routes, probes, metrics. It has no TLS.",
     (
         Key("listen", Address(0), "127.0.0.1:8000", "Address to bind. Port 0: any free one."),
         Key(
@@ -340,6 +341,16 @@ API = Table(
             "Client connections at a time.",
             reload=True,
         ),
+        Key(
+            "keys_credential",
+            _CREDENTIAL,
+            "",
+            "API keys, one a line: a file of this name in $CREDENTIALS_DIRECTORY, or an absolute "
+            "path with mode 0600. Routes under /v1 then want one of them as Authorization: Bearer. "
+            "Not set: everybody may use them.",
+            reload=True,
+            sample="/etc/pdnode/credentials/api-keys",
+        ),
     ),
 )
 
@@ -355,12 +366,38 @@ PEER = Table(
         ),
         Key(
             "token_credential",
-            Text(pattern=r"[^\x00-\x20\x7f]*", allowed="a credential name or an absolute path"),
+            _CREDENTIAL,
             "",
             "The secret that peers share: a file of this name in $CREDENTIALS_DIRECTORY, or an "
             "absolute path with mode 0600. Required unless every peer is on loopback.",
             reload=True,
             sample="peer-token",
+        ),
+        Key(
+            "tls_certificate",
+            _CREDENTIAL,
+            "",
+            "Mutual TLS 1.3 on the link: this node's certificate with its chain, in PEM; a name in "
+            "$CREDENTIALS_DIRECTORY or an absolute path. A prefill node's must name the host of "
+            "the [[prefill]] addresses. KV pages are not encrypted.",
+            reload=True,
+            sample="/etc/pdnode/tls/node.pem",
+        ),
+        Key(
+            "tls_key",
+            _CREDENTIAL,
+            "",
+            "Its private key, in PEM without a password; an absolute path has mode 0600.",
+            reload=True,
+            sample="/etc/pdnode/tls/node.key",
+        ),
+        Key(
+            "tls_ca",
+            _CREDENTIAL,
+            "",
+            "The certificates, in PEM, one of which has signed every peer's.",
+            reload=True,
+            sample="/etc/pdnode/tls/ca.pem",
         ),
         Key("heartbeat_s", Number(0.05, 60), 0.5, "Time between two heartbeats."),
         Key("link_lost_s", Number(0.1, 600), 3.0, "A peer silent for so long is lost."),

@@ -81,6 +81,13 @@ class NotFound(BadRequest):
     code = "model_not_found"
 
 
+class Unauthorized(BadRequest):
+    """No API key, or one that is not known."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
 class QueueFull(Cause):
     status = 429
     code = "queue_full"

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from pdnode.api.codec import TextCodec
 from pdnode.api.errors import errors_middleware, mark_response
+from pdnode.api.keys import ApiKeys
 from pdnode.api.limits import Timeouts
 from pdnode.api.openai import OpenAiRoutes
 from pdnode.api.probes import Probes
@@ -16,6 +17,7 @@ from pdnode.obs.snapshot import Warning
 
 _DEFAULT_TIMEOUTS = Timeouts()
 _OPENAI = web.AppKey("openai", OpenAiRoutes)
+_KEYS = web.AppKey("keys", ApiKeys)
 
 
 def build_app(
@@ -32,7 +34,9 @@ def build_app(
     Serve it with `api.listener.ApiListener`, which cancels the handler of a client that left and
     bounds connections and headers.
     """
-    app = web.Application(middlewares=[errors_middleware])
+    keys = ApiKeys(config.keys)
+    app = web.Application(middlewares=[errors_middleware, keys.middleware])
+    app[_KEYS] = keys
     app.on_response_prepare.append(mark_response)
     openai = OpenAiRoutes(
         service, codec, metrics, max_body_bytes=config.max_body_bytes, timeouts=timeouts
@@ -51,5 +55,6 @@ def build_app(
 
 
 def reload_app(app: web.Application, config: ApiConfig) -> None:
-    """New limits, for requests that come from now on."""
+    """New limits and keys, for requests that come from now on."""
+    app[_KEYS].replace(config.keys)
     app[_OPENAI].max_body_bytes = config.max_body_bytes

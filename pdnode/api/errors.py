@@ -72,6 +72,8 @@ def error_response(cause: Cause) -> web.Response:
         body=msgspec.json.encode(error_body(cause)),
         content_type="application/json",
     )
+    if cause.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
     if cause.retry_after_s is not None:
         response.headers["Retry-After"] = str(max(1, round(cause.retry_after_s)))
     return response

@@ -9,6 +9,7 @@ the time they get for it, the time that closing takes.
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import socket
 from collections import deque
@@ -20,6 +21,7 @@ from aiohttp.web_protocol import RequestHandler
 from yarl import URL
 
 from pdnode.api.httplog import http_logger
+from pdnode.api.tlsgate import TlsGate
 from pdnode.config import PeerConfig
 from pdnode.core.wire import MAX_FRAME_BYTES, clip
 
@@ -142,6 +144,7 @@ class PeerListener:
         self._accept = accept
         self._server: asyncio.Server | None = None
         self._known: set[asyncio.BaseProtocol] = set()
+        self._shaking = 0  # TLS handshakes under way
         self.turned_away = 0  # connections refused for want of room, or too slow to authenticate
 
     async def start(self) -> tuple[str, int]:
@@ -163,13 +166,29 @@ class PeerListener:
             self._server.close()
         await self._runner.cleanup()
 
+    def reload(self, config: PeerConfig) -> None:
+        """New certificates hold for connections that come from now on."""
+        self._config = dataclasses.replace(self._config, tls=config.tls)
+
     def _protocol(self) -> asyncio.Protocol:
         web_server = self._runner.server
         assert web_server is not None
-        if len(web_server.connections) - len(self._known) >= MAX_UNPROVED:
+        if len(web_server.connections) - len(self._known) + self._shaking >= MAX_UNPROVED:
             self.turned_away += 1
             return _TurnedAway()
-        handler = web_server()
+        tls = self._config.tls
+        if tls is None:
+            return self._handler()
+        self._shaking += 1
+        timeout_s = self._config.connect_timeout_s
+        return TlsGate(tls.accept, self._handler, self._shaken, timeout_s)
+
+    def _shaken(self) -> None:
+        self._shaking -= 1
+
+    def _handler(self) -> RequestHandler:
+        assert self._runner.server is not None
+        handler = self._runner.server()
         patience_s = _AUTH_STEPS * self._config.connect_timeout_s
         asyncio.get_running_loop().call_later(patience_s, self._expire, handler)
         return handler
@@ -200,7 +219,12 @@ class PeerDialer:
 
     def __init__(self, config: PeerConfig) -> None:
         self._timeout_s = config.connect_timeout_s
+        self._tls = config.tls
         self._session: aiohttp.ClientSession | None = None
+
+    def reload(self, config: PeerConfig) -> None:
+        """New certificates hold for links that are made from now on."""
+        self._tls = config.tls
 
     async def dial(self, host: str, port: int) -> LinkSocket:
         """Raises OSError (ConnectionError, TimeoutError) whose text names what went wrong."""
@@ -210,13 +234,15 @@ class PeerDialer:
                 timeout=aiohttp.ClientTimeout(total=None),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
-        url = URL.build(scheme="http", host=host, port=port, path=LINK_PATH)
+        scheme = "http" if self._tls is None else "https"
+        url = URL.build(scheme=scheme, host=host, port=port, path=LINK_PATH)
         try:
             async with asyncio.timeout(self._timeout_s):
                 ws = await self._session.ws_connect(
                     url,
                     timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
                     max_msg_size=MAX_FRAME_BYTES + 1,
+                    ssl=True if self._tls is None else self._tls.dial,
                 )
         except TimeoutError:
             raise TimeoutError(
@@ -226,6 +252,8 @@ class PeerDialer:
             raise ConnectionError(
                 f"{url.authority} answers HTTP {error.status}: no peer listener"
             ) from error
+        except (aiohttp.ClientConnectorSSLError, aiohttp.ClientConnectorCertificateError) as error:
+            raise ConnectionError(f"{url.authority}: TLS: {error}") from error
         except aiohttp.ClientConnectorError as error:
             code, text = error.os_error.errno, error.os_error.strerror
             words = os.strerror(code) if code and code > 0 else text

@@ -1,9 +1,10 @@
 """What a scrape shows of this node, gathered from the parts that own the numbers."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdnode.config import Config
+from pdnode.config import Config, PeerConfig
 from pdnode.core.grant import GrantState
 from pdnode.core.slots import MAX_SLOTS
 from pdnode.daemon.engine import Engine
@@ -37,6 +38,7 @@ class Figures:
     push: PushMessenger | None = None
     peering: Peering | None = None
     verifier: PageVerifier | None = None  # of a decode node
+    reload_links: Callable[[PeerConfig], None] | None = None  # new certificates for new links
 
     def read(self) -> NodeFigures:
         push, pull, engine = self.push, self.pull, self.engine

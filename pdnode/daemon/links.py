@@ -86,6 +86,7 @@ class Links:
         )
         self._parts.peers = peers
         transfer.engine.on(SESSION_EVENTS, peers.fabric_event)
+        self._parts.reload_links = dialer.reload
         if prefill:
             await self._accept_peers(peers, stack)
         stack.push_async_callback(peers.close)  # before the listener stops
@@ -109,6 +110,7 @@ class Links:
     def _forget(self) -> None:
         """All is closed, all peers are fenced."""
         self._transfer.engine.clear()
+        self._parts.reload_links = None
         self._parts.peers = self._parts.push = self._parts.pull = self._parts.verifier = None
 
     async def _accept_peers(self, peers: PeerManager, stack: contextlib.AsyncExitStack) -> None:
@@ -118,6 +120,7 @@ class Links:
         except OSError as error:
             where = f"{self._config.peer.host}:{self._config.peer.port}"
             raise ConfigError([Problem("peer.listen", f"{where}: {error.strerror}")]) from error
+        self._parts.reload_links = listener.reload
         stack.push_async_callback(listener.stop)
         event(_log, logging.INFO, "peer.listening", "peer link listens", host=host, port=port)
 

@@ -17,7 +17,6 @@ from pdnode.daemon.figures import Figures
 from pdnode.errors import Problem
 from pdnode.obs import log
 
-TOKEN_KEY = "peer.token_credential"
 _INDEX = re.compile(r"\[\d+\]")
 _RELOADABLE = frozenset(
     f"{table.name}.{key.name}" for table in TABLES for key in table.keys if key.reload
@@ -38,12 +37,18 @@ def can_reload(where: str) -> bool:
 
 
 def changed_keys(old: Loaded, new: Loaded) -> list[str]:
-    """Keys whose value differs, is new or is gone; that of the token also if only its file is."""
+    """Keys whose value differs, is new or is gone; those of secrets also if only their file is."""
     before = {setting.where: setting.value for setting in old.settings}
     after = {setting.where: setting.value for setting in new.settings}
     changed = [where for where in {**before, **after} if before.get(where) != after.get(where)]
-    if old.config.peer.token != new.config.peer.token and TOKEN_KEY not in changed:
-        changed.append(TOKEN_KEY)
+    here, there = old.config, new.config
+    for key, differs in (
+        ("peer.token_credential", here.peer.token != there.peer.token),
+        ("peer.tls_certificate", here.peer.tls != there.peer.tls),
+        ("api.keys_credential", here.api.keys != there.api.keys),
+    ):
+        if differs and key not in changed:
+            changed.append(key)
     return changed
 
 
@@ -87,3 +92,5 @@ class Reloader:
             parts.push.reload(config.peer, max_waiting=config.engine.max_waiting)
         if parts.peers is not None:
             parts.peers.reload(config)
+        if parts.reload_links is not None:
+            parts.reload_links(config.peer)

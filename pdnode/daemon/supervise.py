@@ -88,7 +88,8 @@ class Supervisor:
     def reload(self, begins: bool) -> None:
         """Around a reload, of a node that has said READY."""
         if self._lifecycle.phase is Phase.SERVING:
-            self._notifier.send(*(reloading() if begins else ["READY=1"]))
+            status = self._notifier.status(self._status())
+            self._notifier.send(*(reloading() if begins else ["READY=1", *status]))
 
     def _entered(self, phase: Phase) -> None:
         said = {Phase.SERVING: "READY=1", Phase.DRAINING: "STOPPING=1", Phase.STOPPED: "STOPPING=1"}

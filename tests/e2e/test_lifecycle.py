@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.admin import admin_of
 from tests.support.nodes import (
-    Client,
     NodeSpec,
     alive,
     clients,
@@ -22,6 +21,7 @@ from tests.support.nodes import (
     until,
 )
 from tests.support.prompts import random_prompt
+from tests.support.streams import started_stream, tokens
 
 LONG = random_prompt(2000, seed=1)
 SHORT = random_prompt(20, seed=2)
@@ -37,28 +37,6 @@ def pair(model: Path, folder: Path, **fields: object) -> tuple[NodeSpec, NodeSpe
         "dc", "decode", model, folder, (prefill,), engine=engine, peer={"reconnect_max_s": 0.5}
     )
     return prefill, decode
-
-
-async def started_stream(
-    client: Client, prompt: list[int], max_tokens: int
-) -> tuple[list[dict], asyncio.Task[None]]:
-    """A stream that has its first token, its events so far, and the task that reads on."""
-    events: list[dict] = []
-    first = asyncio.Event()
-
-    async def read() -> None:
-        async for event in client.events(prompt, max_tokens):
-            events.append(event)
-            first.set()
-
-    task = asyncio.create_task(read())
-    async with asyncio.timeout(20):
-        await first.wait()
-    return events, task
-
-
-def tokens(events: list[dict]) -> int:
-    return sum(len(event["choices"][0]["token_ids"]) for event in events if "choices" in event)
 
 
 async def test_sigterm_finishes_what_was_accepted(slow_model: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
+from aiohttp import web
 
 from pdnode.api.app import build_app
 from pdnode.api.limits import Timeouts
@@ -174,6 +175,7 @@ class Bench:
     host: str
     port: int
     client: aiohttp.ClientSession
+    app: web.Application
 
     @property
     def url(self) -> str:
@@ -198,20 +200,20 @@ async def serve(
     timeouts: Timeouts | None = None,
     figures: NodeFigures | None = None,
     vllm_names: bool = True,
+    keys: tuple[bytes, ...] = (),
 ) -> AsyncIterator[Bench]:
     service, codec = FakeService(), BytesCodec(pieces)
     shown = figures or NodeFigures(role="decode")
     metrics = Metrics(lambda: shown, model="tiny", version="0.0", vllm_names=vllm_names)
-    config = ApiConfig(port=0, max_body_bytes=max_body_bytes, max_connections=max_connections)
-    limits = timeouts or Timeouts(refused_s=0.5)
-    listener = ApiListener(
-        build_app(service, codec, config, metrics, limits, warnings=service.warnings),
-        config,
-        limits,
+    config = ApiConfig(
+        port=0, max_body_bytes=max_body_bytes, max_connections=max_connections, keys=keys
     )
+    limits = timeouts or Timeouts(refused_s=0.5)
+    app = build_app(service, codec, config, metrics, limits, warnings=service.warnings)
+    listener = ApiListener(app, config, limits)
     host, port = await listener.start()
     try:
         async with aiohttp.ClientSession() as client:
-            yield Bench(service, codec, metrics, listener, host, port, client)
+            yield Bench(service, codec, metrics, listener, host, port, client, app)
     finally:
         await listener.stop()

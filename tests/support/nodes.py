@@ -54,6 +54,7 @@ class NodeSpec:
     nic: Mapping[str, object] | None = None  # its `[[fabric.nics]]` table
     nics: Sequence[Mapping[str, object]] = ()  # or several
     netns: str = ""  # network namespace that it runs in
+    env: Mapping[str, str] = field(default_factory=dict)  # added to the test's own
     ports: list[int] = field(default_factory=lambda: free_ports(3))
 
     @property
@@ -159,7 +160,7 @@ def start_node(spec: NodeSpec) -> RunningNode:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
-            env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+            env=os.environ | {"PYTHONFAULTHANDLER": "1"} | dict(spec.env),
         )
     return RunningNode(spec, process, log, begins)
 

@@ -218,6 +218,21 @@ def test_d_undrains_where_the_snapshot_offers_that() -> None:
     assert press(console, "D", *"node-a17", "enter") == [Act("undrain", {})]
 
 
+def test_r_takes_a_role_and_the_nodes_name() -> None:
+    console, _ = started()
+    console.received(offering(Action(name="role")))
+    press(console, "R")
+    assert console.view.prompt is not None
+    question = console.view.prompt.question
+    assert question.startswith("node-a17 is decode; another role? ")
+    assert question.endswith("They finish first, peers are told. Type ROLE node-a17:")
+    assert press(console, *"prefill node-a17", "enter") == [Act("role", {"role": "prefill"})]
+    for typed in ("prefill", "node-a17", "router node-a17", "prefill node-a18"):
+        press(console, "R")
+        assert press(console, *typed, "enter") == []
+        assert console.view.result == "not done: prefill | decode | colocated, then node-a17"
+
+
 def test_what_is_not_offered_is_not_asked() -> None:
     console, _ = started()
     console.received(offering(Action(name="drain", refused="loading")))

@@ -78,7 +78,8 @@ def test_exit_codes_of_processes(config: Path, tmp_path: Path) -> None:
     assert bad.returncode == 78
     assert bad.stderr.splitlines() == [
         f'{config}:4: node.role: expected one of "prefill", "decode", "colocated", got "both"',
-        f"{config}:10: api.x: unknown key; known here: listen, max_body_bytes, max_connections",
+        f"{config}:10: api.x: unknown key; known here: listen, max_body_bytes, max_connections, "
+        "keys_credential",
     ]
     assert pdnode("serve", "--config", str(config)).returncode == 78
 

@@ -6,6 +6,7 @@ import pytest
 
 from pdnode.configfile import Loaded, load_settings
 from pdnode.daemon.reload import can_reload, changed_keys
+from tests.support.certificates import Authority
 
 HEAD = """config_version = 1
 [node]
@@ -56,6 +57,27 @@ def test_a_token_that_only_its_file_changes_is_a_change(tmp_path: Path) -> None:
     assert changed_keys(before, load(tmp_path, rest)) == []
     secret.write_text("another secret that is long enough to be one\n")
     assert changed_keys(before, load(tmp_path, rest)) == ["peer.token_credential"]
+
+
+def test_keys_and_certificates_that_only_their_files_change(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-0123456789abcdef\n")
+    keys.chmod(0o600)
+    authority = Authority(tmp_path, "ca")
+    certificate, key = authority.sign("node")
+    rest = f'[api]\nkeys_credential = "{keys}"\n[peer]\ntls_certificate = "{certificate}"\n'
+    rest += f'tls_key = "{key}"\ntls_ca = "{authority.path}"\n' + PEER
+    before = load(tmp_path, rest)
+    assert before.config.api.keys == (b"sk-0123456789abcdef",)
+    assert changed_keys(before, load(tmp_path, rest)) == []
+    keys.write_text("sk-fedcba9876543210\n")
+    authority.sign("node")
+    assert changed_keys(before, load(tmp_path, rest)) == [
+        "peer.tls_certificate",
+        "api.keys_credential",
+    ]
+    shown = repr(before.config) + repr(before.settings)
+    assert "0123456789abcdef" not in shown
 
 
 def test_what_needs_a_restart() -> None:

@@ -17,6 +17,7 @@ from pdnode_tui.view import INTERVALS_S, SCREENS, SORTS, Prompt, Stale, View
 MAX_EVENTS = 1000
 MAX_TYPED = 80
 PAGE = 10
+ROLES = ("prefill", "decode", "colocated")
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 
 _STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -PAGE, "pagedown": PAGE}
@@ -138,7 +139,7 @@ class Console:
             return Quit()
         if key == "r":
             return Record()
-        if key in ("D", "X"):
+        if key in ("D", "X", "R"):
             self._ask(key)
         elif key in ("<", ">"):
             return self._rate(faster=key == ">")
@@ -233,11 +234,17 @@ class Console:
             return
         node, pending = self.snapshot.node.id, self.snapshot.pending
         question = f"{action} {node}?"
-        if pending is not None and action == "drain":
+        if action == "role":
+            question = f"{node} is {self.snapshot.node.role}; another role?"
+        if pending is not None and action in ("drain", "role"):
             question += (
                 f" {units.count(pending.requests)} requests and {units.count(pending.transfers)}"
                 f" transfers are open, the oldest for {units.duration(pending.oldest_s)}."
             )
+        if action == "role":
+            question = f"{question} They finish first, peers are told. Type ROLE {node}:"
+            self._change(prompt=Prompt("role", question, target=node))
+            return
         self._change(prompt=Prompt(action, f"{question} Type the node's name:", target=node))
 
     def _why_not(self, key: str) -> str:
@@ -245,7 +252,7 @@ class Console:
             return "this console is read-only"
         if self.view.stale is not None or self.snapshot is None:
             return "no connection"
-        names = ("drain", "undrain") if key == "D" else ("cancel",)
+        names = {"D": ("drain", "undrain"), "R": ("role",)}.get(key, ("cancel",))
         refused = [a.refused for a in self.snapshot.actions if a.name in names and a.refused]
         return refused[0] if refused else f"the daemon does not offer {' or '.join(names)} now"
 
@@ -263,6 +270,8 @@ class Console:
             if prompt.kind == "find":
                 self._change(prompt=None)
                 return None
+            if prompt.kind == "role":
+                return self._enter_role(prompt)
             if prompt.typed != prompt.target:
                 self._change(prompt=None)
                 self._say(f"not done: the name is {prompt.target}", bad=True)
@@ -276,7 +285,15 @@ class Console:
             self._change(find=typed)
         return None
 
-    def _close(self, prompt: Prompt, *, agreed: bool) -> Command | None:
+    def _enter_role(self, prompt: Prompt) -> Command | None:
+        role, _, node = prompt.typed.strip().partition(" ")
+        if node != prompt.target or role not in ROLES:
+            self._change(prompt=None)
+            self._say(f"not done: {' | '.join(ROLES)}, then {prompt.target}", bad=True)
+            return None
+        return self._close(prompt, agreed=True, role=role)
+
+    def _close(self, prompt: Prompt, *, agreed: bool, role: str = "") -> Command | None:
         self._change(prompt=None)
         if not agreed:
             self._say("not done", bad=False)
@@ -285,7 +302,8 @@ class Console:
             self._say("not done: the daemon does not offer it any more", bad=True)
             return None
         self._say(f"{prompt.kind} …", bad=False)
-        return Act(prompt.kind, {"request_id": prompt.target} if prompt.kind == "cancel" else {})
+        fields = {"cancel": {"request_id": prompt.target}, "role": {"role": role}}
+        return Act(prompt.kind, fields.get(prompt.kind, {}))
 
     # helpers
 

@@ -4,7 +4,12 @@ from pdnode.obs.snapshot import Snapshot
 from pdnode_tui.lines import Item, Line, clean, sides
 from pdnode_tui.view import View
 
-ACTION_KEYS = (("drain", "D", "drain"), ("undrain", "D", "undrain"), ("cancel", "X", "cancel"))
+ACTION_KEYS = (
+    ("drain", "D", "drain"),
+    ("undrain", "D", "undrain"),
+    ("cancel", "X", "cancel"),
+    ("role", "R", "role"),
+)
 """(action of the snapshot, key, word). Drain and undrain share a key: only one is offered."""
 
 

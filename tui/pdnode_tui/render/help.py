@@ -13,6 +13,7 @@ p          freeze the picture; sampling goes on
 z          reset the peaks; r records for --replay
 D          drain or undrain this node: type its name
 X          cancel the chosen request: y or n
+R          another role: type it and the node's name
 q          quit
 
 Rates are Gb/s, volumes GB of 1e9 bytes. Meters go from 0 to the
