@@ -34,6 +34,15 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+_SPEAKING = """
+import sys
+from pdnode.core import wire
+wire.PROTOCOL_MIN, wire.PROTOCOL_MAX = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+from pdnode.cli import main
+sys.exit(main())
+"""
+
+
 @dataclass(slots=True)
 class NodeSpec:
     """What a test says of one node; ports are kept over restarts."""
@@ -55,6 +64,7 @@ class NodeSpec:
     nics: Sequence[Mapping[str, object]] = ()  # or several
     netns: str = ""  # network namespace that it runs in
     env: Mapping[str, str] = field(default_factory=dict)  # added to the test's own
+    protocol: tuple[int, int] | None = None  # versions that it says it speaks, if not its own
     ports: list[int] = field(default_factory=lambda: free_ports(3))
 
     @property
@@ -148,7 +158,10 @@ def start_node(spec: NodeSpec) -> RunningNode:
     config = spec.folder / f"{spec.name}.toml"
     config.write_text(spec.toml())
     log = spec.folder / f"{spec.name}.log"
-    command = [sys.executable, "-m", "pdnode", "serve", "--config", str(config)]
+    program = (
+        ["-m", "pdnode"] if spec.protocol is None else ["-c", _SPEAKING, *map(str, spec.protocol)]
+    )
+    command = [sys.executable, *program, "serve", "--config", str(config)]
     if spec.provider == "tcp-rdm":
         command.append("--allow-test-provider")
     if spec.netns:
