@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import sys
 import time
 import urllib.error
@@ -31,12 +30,9 @@ USED = (Path(sys.executable).resolve(), Path(sys.prefix), UNITS)
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[OwnSystemd]:
-    units = tmp_path / "shipped"
-    units.mkdir()
-    for name in ("pdnode.service", "pdnode-devices.service"):
-        shutil.copy(UNITS / name, units)
-    drop_in = units / f"{UNIT}.d"
-    drop_in.mkdir()
+    """It finds the shipped units where the guide installs them."""
+    drop_in = tmp_path / "units" / f"{UNIT}.d"
+    drop_in.mkdir(parents=True)
     lines = ["[Service]", f"StandardOutput=append:{LOG}", f"StandardError=append:{LOG}",
              "WatchdogSec=4", "RestartSec=0.1"]  # fmt: skip
     if any(path.is_relative_to(home) for home in HOMES for path in USED):
@@ -44,15 +40,16 @@ def systemd(tmp_path: Path) -> Iterator[OwnSystemd]:
     if any(path.is_relative_to("/tmp") for path in USED):
         lines.append("PrivateTmp=no")
     (drop_in / "test.conf").write_text("\n".join(lines) + "\n")
-    with own_systemd(tmp_path, units) as found:
+    with own_systemd(tmp_path) as found:
         yield found
         sys.stdout.write(found.run("tail", "-n", "60", LOG).stdout)  # shown if the test failed
 
 
 def install(systemd: OwnSystemd, model: Path, port: int, other_port: int) -> str:
-    """Everything that the unit expects; the configuration."""
-    systemd.do("systemd-sysusers", str(UNITS / "pdnode.sysusers"))
-    systemd.do("systemd-tmpfiles", "--create", str(UNITS / "pdnode.tmpfiles"))
+    """What the guide says, and everything that the unit expects; the configuration."""
+    *steps, _ = guide()
+    for step in steps:
+        systemd.do("sh", "-ec", f"cd {shlex.quote(str(UNITS.parent))}; {step}")
     above = {str(folder) for path in USED for folder in path.parents}
     systemd.do("chmod", "o+x", *sorted(above))  # a home may be closed to others; in the overlay
     python = shlex.quote(sys.executable)
@@ -78,8 +75,13 @@ listen = "127.0.0.1:{port}"
 address = "127.0.0.1:{other_port}"
 """
     systemd.write(CONFIG, config)
-    systemd.do("systemctl", "daemon-reload")
     return config
+
+
+def guide() -> list[str]:
+    """The commands of docs/operations.md; the last one enables and starts the unit."""
+    text = (UNITS.parent / "docs" / "operations.md").read_text().partition("## Install")[2]
+    return text.partition("```text\n")[2].partition("```")[0].splitlines()
 
 
 def ask(port: int, max_tokens: int = 3) -> int:
@@ -110,7 +112,7 @@ def test_start_reload_deaths_and_stop(systemd: OwnSystemd, tiny_model: Path) -> 
     port, other_port = free_ports(2)
     config = install(systemd, tiny_model, port, other_port)
 
-    systemd.do("systemctl", "start", UNIT)
+    systemd.do("sh", "-ec", guide()[-1])
     assert systemd.show(UNIT, "ActiveState") == "active"
     assert systemd.show(UNIT, "StatusText").startswith("serving as decode")
     assert ask(port) == 3

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WAIT_S = 90.0
-_UNITS = "/run/units"
+_UNITS = "/etc/systemd/system:/run/units"
 _EMPTY = ("sysinit", "basic", "shutdown", "multi-user", "umount", "final")
 
 # In the new namespaces. $1: an empty directory, $2: the unit files.
@@ -94,10 +94,11 @@ class OwnSystemd:
 
 
 @contextlib.contextmanager
-def own_systemd(folder: Path, units: Path) -> Iterator[OwnSystemd]:
-    """`units` are all the unit files that it knows, beside the few targets that it needs."""
+def own_systemd(folder: Path) -> Iterator[OwnSystemd]:
+    """It knows the units of /etc/systemd/system, those in `folder`/units, and the few targets that
+    it needs; it starts none by itself.
+    """
     known = folder / "units"
-    shutil.copytree(units, known)
     for name in _EMPTY:
         (known / f"{name}.target").write_text("[Unit]\nDefaultDependencies=no\n")
     (known / "test.target").write_text("[Unit]\nAllowIsolate=yes\n")
