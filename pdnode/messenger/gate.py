@@ -1,12 +1,12 @@
 """Who gets pages next: waits that are first come, first served, and fair over peers."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdnode.core.pages import PagePool
-from pdnode.types import Run
+from pdnode.types import Run, count_pages
 
 
 @dataclass(slots=True, eq=False)
@@ -29,10 +29,15 @@ class PageGate:
     A wish that does not fit blocks those behind it, so that a large request is never starved by
     small ones. Nothing is granted while more than `max_quarantined` pages are quarantined.
     Call `pump` after pages came back; it calls `granted` of every wish that fits now.
+
+    `shared`: one key (but "", this node) may hold as many pages as it leaves free, or one wish of
+    any size; what it wants beyond that waits for its own pages and blocks no other key.
     """
 
     pool: PagePool
     max_quarantined: int
+    shared: bool = False
+    _held: Counter[str] = field(default_factory=Counter)
     _queues: OrderedDict[str, deque[Ticket]] = field(default_factory=OrderedDict)
     _pumping: bool = False
 
@@ -55,7 +60,7 @@ class PageGate:
 
         def granted(runs: tuple[Run, ...]) -> None:
             if future.done():  # cancelled between grant and wake-up
-                self.release(runs)
+                self.release(runs, key=key)
             else:
                 future.set_result(runs)
 
@@ -65,13 +70,14 @@ class PageGate:
         except asyncio.CancelledError:
             ticket.cancel()
             if future.done() and not future.cancelled():
-                self.release(future.result())
+                self.release(future.result(), key=key)
             self.pump()
             raise
 
-    def release(self, runs: tuple[Run, ...]) -> None:
-        """Give pages back and see who can have them."""
+    def release(self, runs: tuple[Run, ...], *, key: str = "") -> None:
+        """Give pages back that were granted to `key`, and see who can have them."""
         self.pool.release(runs)
+        self._hold(key, -count_pages(runs))
         self.pump()
 
     def pump(self) -> None:
@@ -81,6 +87,7 @@ class PageGate:
         try:
             while (ticket := self._next()) is not None:
                 ticket.waiting = False
+                self._hold(ticket.key, ticket.count)
                 ticket.granted(self.pool.reserve(ticket.count))
         finally:
             self._pumping = False
@@ -95,8 +102,24 @@ class PageGate:
                 del self._queues[key]
         if not self._queues or self.pool.counts.quarantined > self.max_quarantined:
             return None
-        key, queue = next(iter(self._queues.items()))
-        if not self.pool.can_reserve(queue[0].count):
-            return None
-        self._queues.move_to_end(key)
-        return queue.popleft()
+        for key, queue in self._queues.items():
+            if self._has_its_share(queue[0]):
+                continue
+            if not self.pool.can_reserve(queue[0].count):
+                return None
+            self._queues.move_to_end(key)
+            return queue.popleft()
+        return None
+
+    def _hold(self, key: str, count: int) -> None:
+        if not key:
+            return
+        self._held[key] += count
+        assert self._held[key] >= 0, f"{key} gives back more pages than it was granted"
+        if not self._held[key]:
+            del self._held[key]
+
+    def _has_its_share(self, ticket: Ticket) -> bool:
+        held = self._held[ticket.key]
+        left = self.pool.counts.free - ticket.count
+        return self.shared and held > 0 and held + ticket.count > left

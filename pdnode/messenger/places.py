@@ -15,6 +15,10 @@ class Places:
 
     _sessions: set[SessionId] = field(default_factory=set)
 
+    @property
+    def shared(self) -> bool:
+        return len(self._sessions) > 1
+
     def session_up(self, session: PeerSession) -> None:
         self._sessions.add(session.session)
 

@@ -156,9 +156,16 @@ class PushMessenger:
 
     def session_up(self, session: PeerSession) -> None:
         self._places.session_up(session)
+        self._share_pages()
+
+    def _share_pages(self) -> None:
+        for group in self._groups:
+            group.gate.shared = self._places.shared
+            group.gate.pump()
 
     def session_lost(self, session: PeerSession) -> None:
         self._places.session_lost(session)
+        self._share_pages()
         for work in self._of(session):
             work.outcome = FailCause.LINK_LOST
             self._apply(work, work.push.session_lost(self._clock()))
@@ -458,7 +465,7 @@ class PushMessenger:
             outcome=record.outcome, bytes=record.bytes, total_s=record.total_s,
         )  # fmt: skip
         if work.pages:
-            work.group.gate.release(work.pages)
+            work.group.gate.release(work.pages, key=work.session.node)
 
     def _log(self, work: _Work, code: str, text: str, **fields: str | int | float) -> None:
         dispatch = work.dispatch

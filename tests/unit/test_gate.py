@@ -16,16 +16,18 @@ class Asker:
         self.gate = gate
         self.order: list[str] = []
         self.pages: dict[str, tuple[Run, ...]] = {}
+        self.keys: dict[str, str] = {}
 
     def ask(self, name: str, count: int, key: str = "") -> None:
         def granted(runs: tuple[Run, ...]) -> None:
             self.order.append(name)
             self.pages[name] = runs
 
+        self.keys[name] = key
         self.gate.request(count, granted, key=key)
 
     def give_back(self, name: str) -> None:
-        self.gate.release(self.pages.pop(name))
+        self.gate.release(self.pages.pop(name), key=self.keys[name])
 
 
 @pytest.fixture
@@ -147,10 +149,12 @@ async def test_a_grant_that_crosses_a_cancellation_is_given_back(
 
 async def test_a_storm_of_cancellations_leaves_nothing(gate: PageGate) -> None:
     first = await gate.reserve(10)
-    tasks = [
-        asyncio.create_task(gate.reserve(1 + number % 7, key=str(number % 3)))
+    keys = {
+        asyncio.create_task(gate.reserve(1 + number % 7, key=key)): key
         for number in range(60)
-    ]
+        if (key := str(number % 3))
+    }
+    tasks = list(keys)
     await asyncio.sleep(0)
     for number, task in enumerate(tasks):
         if number % 2:
@@ -160,7 +164,40 @@ async def test_a_storm_of_cancellations_leaves_nothing(gate: PageGate) -> None:
         await asyncio.sleep(0)
         for task in tasks:
             if task.done() and not task.cancelled() and task.result():
-                gate.release(task.result())
+                gate.release(task.result(), key=keys[task])
                 tasks.remove(task)
                 break
     assert (gate.waiting, gate.pool.counts.free) == (0, 10)
+
+
+def test_a_shared_gate_leaves_pages_for_other_keys(gate: PageGate) -> None:
+    """One key holds as many as it leaves free, but a single wish may have any size."""
+    asker = Asker(gate)
+    gate.shared = True
+    for number in range(4):
+        asker.ask(f"flood-{number}", 2, key="flood")
+    assert asker.order == ["flood-0", "flood-1"]
+    asker.ask("small", 2, key="other")
+    assert asker.order[2:] == ["small"]
+    asker.give_back("flood-0")
+    assert asker.order[3:] == ["flood-2"]
+    asker.ask("whole", 10, key="third")
+    asker.give_back("small")
+    assert (asker.order[4:], gate.waiting) == ([], 2)
+    asker.give_back("flood-1")
+    asker.ask("late", 1, key="other")
+    assert asker.order[4:] == ["flood-3"], "its turn came before the large one's"
+    asker.give_back("flood-2")
+    assert asker.order[5:] == [], "nobody overtakes a large one whose turn it is"
+    asker.give_back("flood-3")
+    assert asker.order[5:] == ["whole"]
+
+
+def test_a_gate_that_is_shared_no_more_gives_all(gate: PageGate) -> None:
+    asker = Asker(gate)
+    gate.shared = True
+    for number in range(4):
+        asker.ask(f"flood-{number}", 2, key="flood")
+    gate.shared = False
+    gate.pump()
+    assert len(asker.order) == 4
