@@ -13,7 +13,7 @@ from tests.sim.plants import PLANTS
 from tests.sim.table import lines
 from tests.sim.unreachable import RARE, UNREACHABLE, contradictions, thin
 
-COUNTED_RUNS = 10_000  # from so many on, every reachable cell must have been reached
+COUNTED_RUNS = 20_000  # from so many on, every reachable cell must have been reached
 PLANT_SEED = 1_000_000
 WANTED, MOST = 5, 500
 
