@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
-import aiohttp
 import pytest
 
+from tests.support.admin import admin_of
 from tests.support.nodes import (
     EVENT_TIMEOUT_S,
     Client,
@@ -37,15 +37,6 @@ pytestmark = pytest.mark.timeout(300)
 
 async def passes(client: Client) -> float:
     return (await client.metrics())["pdnode_steps_total"]
-
-
-async def cancel(socket: Path, request_id: str) -> int:
-    """HTTP status of the administrator's action."""
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session,
-        session.post("http://node/admin/v1/cancel", json={"request_id": request_id}) as answer,
-    ):
-        return answer.status
 
 
 @contextlib.asynccontextmanager
@@ -79,7 +70,8 @@ async def end(way: str, decode: Client, prefill: Client, node: RunningNode) -> N
         with pytest.raises(asyncio.CancelledError):
             await task
     elif way == "admin":
-        assert await cancel(decode.spec.admin, name) == 200
+        async with admin_of(decode.spec.admin) as admin:
+            assert (await admin.post("cancel", {"request_id": name})).done
         async with await task as answer:
             assert answer.status == 500
             assert (await answer.json())["error"]["message"] == "the request was cancelled"

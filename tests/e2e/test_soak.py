@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 
+from tests.support.admin import admin_of
 from tests.support.census import census, descriptors, grown_bytes, settled
 from tests.support.model import smollm2_dir
 from tests.support.nodes import Client, NodeSpec, RunningNode, clients, nodes, shared_memory
@@ -85,7 +85,8 @@ class Soak:
             async with client.session.post(url, json=body, headers=headers) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.content.readline()
-                assert await cancel(client.spec.admin, name) == 200
+                async with admin_of(client.spec.admin) as admin:
+                    assert (await admin.post("cancel", {"request_id": name})).done
                 assert b'"error"' in await answer.content.read()
         elif way == "time":
             with contextlib.suppress(TimeoutError):
@@ -108,16 +109,6 @@ class Soak:
 def own_shared_memory() -> set[str]:
     """Without the semaphores of Python's process pools, of a simulator that runs beside it."""
     return {name for name in shared_memory() if not name.startswith("sem.mp-")}
-
-
-async def cancel(socket: Path, request_id: str) -> int:
-    """HTTP status of the administrator's action."""
-    connector = aiohttp.UnixConnector(str(socket))
-    async with (
-        aiohttp.ClientSession(connector=connector) as session,
-        session.post("http://node/admin/v1/cancel", json={"request_id": request_id}) as answer,
-    ):
-        return answer.status
 
 
 @contextlib.asynccontextmanager

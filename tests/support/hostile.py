@@ -156,7 +156,6 @@ class HostileNode:
             port=port, token=token, heartbeat_s=0.2, reconnect_max_s=0.01, link_lost_s=5.0
         )
         fabric = Fabric(str(find_library("auto", "tcp")), "tcp", "adaptive")
-        self.fabric = fabric
         self._engine = FabricEngine(fabric)
         fabric.add_group([("lo", "127.0.0.1")])
         endpoint = b""
@@ -228,6 +227,8 @@ class HostileNode:
             self.heard[kind.__name__] += 1
         if way == "heard" and isinstance(frame, wire.Hello) and self.role is Role.PREFILL:
             self._frames.decode_boot = frame.boot
+        if isinstance(frame, wire.SessionOffer):
+            self._frames.session_token = frame.token
         if self._point.get(socket) == (way, kind):
             del self._point[socket]
             name = kind.__name__ if kind is not None else way

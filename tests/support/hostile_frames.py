@@ -47,7 +47,7 @@ STRANGE: tuple[object, ...] = (
 
 class HostileFrames:
     """What a node of `role` and `boot` sends. `keys`: of dispatches that the other side knows;
-    `decode_boot`: what such keys begin with.
+    `decode_boot`: what such keys begin with. `session_token`: of the link that there is now.
     """
 
     def __init__(self, role: Role, *, boot: str, pages: int, seed: str) -> None:
@@ -57,15 +57,23 @@ class HostileFrames:
         self._role = role
         self._boot = boot
         self.decode_boot = boot
+        self.session_token = bytes(wire.SESSION_TOKEN_BYTES)
         self._pages = pages
         self._number = 0
         self._samples = tuple(frames_of(role).values())
         own = (
             (self._dispatch, self._forged_dispatch, self._cancel, self._regrant, self._nic_fenced)
             if role is Role.DECODE
-            else (self._accepted, self._progress, self._failed, self._drained, self._nic_down)
+            else (
+                self._accepted,
+                self._progress,
+                self._sent,
+                self._failed,
+                self._drained,
+                self._nic_down,
+            )
         )
-        self._in_place: Sequence[Callable[[], wire.Frame]] = (*own, *own, self._nic_up, self._drain)
+        self._in_place: Sequence[Callable[[], wire.Frame]] = (*own, *own, self._drain)
 
     def harmless(self) -> bytes:
         """A frame of a kind that this node may send in a session that is up; lies, most of them."""
@@ -75,6 +83,8 @@ class HostileFrames:
         """Anything: another kind, a mutated frame, a replay, rubbish, rarely an oversized one."""
         draw = self._draw
         chance = draw.random()
+        if chance < 0.1:
+            return self._kept(wire.encode(self._nic_up()))
         if chance < 0.3:
             return self._kept(wire.encode(draw.choice(self._samples)))
         if chance < 0.6:
@@ -183,6 +193,9 @@ class HostileFrames:
                 {"first_page": 2**63},
                 {"context_slot": 0},
                 {"verify": "thrice"},
+                {"verify": "once"},
+                {"group": 1},
+                {"group": 2**63},
                 {"immediate": self._immediate()},
                 {"key": self._any_key()},
             )
@@ -227,6 +240,11 @@ class HostileFrames:
         tokens = draw.choice((0, 1, 100, 2**64 - 1))
         return wire.Progress(self._any_key(), tokens, draw.choice((0.0, 1e9)), 1e9)
 
+    def _sent(self) -> wire.Sent:
+        draw = self._draw
+        chunk, size = draw.choice((0, 1, 2**63)), draw.choice((1, 7, 8, 80, 1 << 20))
+        return wire.Sent(self._any_key(), chunk, draw.randbytes(size))
+
     def _failed(self) -> wire.Failed:
         draw = self._draw
         cause = draw.choice((*FailCause, "made up", "\n"))
@@ -240,8 +258,11 @@ class HostileFrames:
         return wire.NicDown(self._draw.choice(((0, 1), (1, 0), (65535, 65535))), "\x00" * 16_000)
 
     def _nic_up(self) -> wire.NicUp:
+        """With the right token, most of them; a connection that is up, or one that never was."""
         sample = frames_of(self._role)[wire.NicUp]
-        return msgspec.structs.replace(sample, pair=self._pair())
+        assert isinstance(sample, wire.NicUp)
+        token = self.session_token if self._draw.random() < 0.8 else sample.token
+        return msgspec.structs.replace(sample, pair=self._pair(), token=token)
 
     def _drain(self) -> wire.Frame:
         return self._draw.choice((wire.Drain(), wire.Undrain(), wire.Undrain()))

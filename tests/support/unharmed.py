@@ -12,14 +12,16 @@ FAULTS = ("Traceback", "internal_error", "internal error", "AssertionError")
 
 
 async def while_right(client: Client, done: Callable[[], bool]) -> int:
-    """Asks one prompt after the other until `done`; the tokens must stay what they were."""
+    """Asks one prompt after the other, each at least once, until `done`; the tokens must stay what
+    they were. How many were asked."""
     wanted = {size: await client.tokens(random_prompt(size, seed=3), 6) for size in SIZES}
     asked = 0
-    while not done():
+    while True:
         for size in SIZES:
             assert await client.tokens(random_prompt(size, seed=3), 6) == wanted[size]
             asked += 1
-    return asked
+        if done():
+            return asked
 
 
 def assert_unharmed(nodes: Iterable[RunningNode]) -> None:
