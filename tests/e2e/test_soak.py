@@ -75,7 +75,7 @@ class Soak:
         draw = random.Random(number)
         way = ("admin", "time", "tokens")[number // CANCELLED_OF % 3]
         self.outcomes[f"cancelled: {way}"] += 1
-        many = 1000
+        many = 400
         if way == "admin":
             name = f"soak-{number}"
             headers = {"x-request-id": name}
@@ -162,7 +162,7 @@ async def test_soak_tiny(tiny_model: Path, tmp_path: Path) -> None:
 async def test_soak_smollm2(tmp_path: Path) -> None:
     """The tokens are those of the reference."""
     cases = [(case.prompt, case.tokens[:16]) for case in load_reference().prompts]
-    with nodes(*pair(smollm2_dir(), tmp_path)) as running:
+    with nodes(*pair(smollm2_dir(), tmp_path, pool_bytes="96MiB")) as running:
         async with ready(running):
             pass
         await soak(running, cases, SMOLLM2_REQUESTS, SMOLLM2_REQUESTS // 3)
