@@ -27,9 +27,10 @@ def ordered(snapshot: Snapshot, view: View) -> list[Event]:
 
 def event_line(event: Event, width: int) -> Line:
     style = SEVERITY_STYLES.get(event.severity, "")
-    return fit(
+    line = fit(
         ((f" {units.clock(event.time_s)} ", "dim"), (clean(event.code, 24), style),
-         (f" {clean(event.text, MAX_TEXT)}", "")), width)  # fmt: skip
+         (f" {clean(event.text, MAX_TEXT)}", "")), width - 1)  # fmt: skip
+    return (*line, (" ", ""))
 
 
 def last_events(snapshot: Snapshot, view: View, width: int, height: int) -> list[Line]:
