@@ -1,5 +1,6 @@
 """A command in tmux, as an operator sees it: a real terminal with a size, keys, and a screen."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -9,13 +10,14 @@ from typing import Self
 
 WAIT_S = 60.0
 MISSING = shutil.which("tmux") is None
+_numbers = itertools.count()
 
 
 class Tmux:
     """One server of its own with one window; gone at the end, with what runs in it."""
 
     def __init__(self, command: Sequence[str], *, width: int, height: int) -> None:
-        self._server = f"pdnode-test-{os.getpid()}"
+        self._server = f"pdnode-test-{os.getpid()}-{next(_numbers)}"
         self._tmux(
             "new-session", "-d", "-x", str(width), "-y", str(height), *command,
             env={"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "TERM": "xterm-256color"},
