@@ -32,7 +32,16 @@ def test_a_buffer_of_another_size_is_a_programmers_error() -> None:
         region_views(torch.zeros(FORM.region_bytes - 2, dtype=torch.uint8), FORM)
 
 
-def test_other_kinds_are_not_viewed() -> None:
-    latent = KvGeometry("mla", 1, 1, 8, 16, "float32", 1, 2)
-    with pytest.raises(AssertionError, match="no views for mla"):
-        region_views(torch.zeros(latent.region_bytes, dtype=torch.uint8), latent)
+def test_latents_are_one_head_and_one_part() -> None:
+    """[L, P, 1, 1, T, latent + rope]: what is written as a key is the value too."""
+    form = KvGeometry("mla", 2, 1, 8, 16, "float32", 3, 5)
+    memory = torch.zeros(form.region_bytes, dtype=torch.uint8)
+    views = region_views(memory, form)
+    assert views[1].keys.shape == views[1].values.shape == (5, 1, 16, 8)
+    assert views[1].rows.shape == (5, 16 * 8)
+    views[1].keys[3, 0, 15] = 1.5
+    assert views[1].values[3, 0, 15].tolist() == [1.5] * 8
+    assert views[1].rows[3, -8:].tolist() == [1.5] * 8
+    start = form.layer_stride + 3 * form.page_bytes + 15 * 8 * 4
+    assert memory[start : start + 32].view(torch.float32).tolist() == [1.5] * 8
+    assert memory.count_nonzero() == memory[start : start + 32].count_nonzero()
