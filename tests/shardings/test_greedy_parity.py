@@ -10,6 +10,7 @@ import pytest
 from tests.shardings.parity import MOST, OUTPUT_TOKENS, TABLE, reference, worst
 from tests.support.model import smollm2_dir
 from tests.support.nodes import NodeSpec, cluster
+from tests.support.tiny_families import write_family
 from tests.support.tiny_model import VOCABULARY, write_tiny_llama
 
 LENGTHS = (2, 17, 65, 150)
@@ -39,6 +40,9 @@ ROWS = (
     Row("gqa2", 4, 4),
     Row("smollm2", 3, 1),
     Row("gqa4", 2, 1, dp=2),
+    Row("deepseek_v3", 2, 2),
+    Row("deepseek_v3", 1, 1, dp=2),
+    Row("qwen3_moe", 2, 1),
 )
 
 
@@ -50,7 +54,7 @@ def checkpoint(folder: Path, model: str) -> Path:
             return write_tiny_llama(folder / model, heads=4, kv_heads=2)
         case "smollm2":
             return smollm2_dir()
-    raise AssertionError(model)
+    return write_family(folder / model, model)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
