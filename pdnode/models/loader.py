@@ -109,4 +109,5 @@ def _part(stored: Any, wanted: Wanted, dtype: torch.dtype) -> Tensor:  # noqa: A
     if wanted.part is not None:
         index[wanted.dim] = slice(wanted.part.start, wanted.part.stop)
     found: Tensor = stored[tuple(index)]
-    return found.to(torch.float32 if wanted.exact else dtype)
+    # A view of the mapped file: only what is looked at is read. Columns are copied together.
+    return found.to(torch.float32 if wanted.exact else dtype).contiguous()
