@@ -9,7 +9,7 @@ SUITES := tidy unit property sim memory host fabric shardings engine api tui e2e
 CHECK_SUITES := tidy unit property sim
 PATHS := pdnode tui tests scripts
 
-.PHONY: setup build demo test tsan check format tidy parity sim fuzz soak soak-fabric docs model clean
+.PHONY: setup build demo test tsan check format tidy parity sim fuzz soak faults soak-fabric docs model clean
 .DEFAULT_GOAL := check
 
 setup:
@@ -51,6 +51,10 @@ SMOLLM2_REQUESTS ?= 300
 soak: model
 	@PDNODE_SOAK_REQUESTS=$(REQUESTS) PDNODE_SOAK_SMOLLM2_REQUESTS=$(SMOLLM2_REQUESTS) \
 		$(BIN)/python -m pytest -q -s tests/e2e/test_soak.py
+
+# Every fault of tests/e2e/test_fault_runner.py 20 times, and 3 times with SmolLM2: hours.
+faults: model
+	@PDNODE_FAULTS=20 PDNODE_FAULTS_SMOLLM2=3 $(BIN)/python -m pytest -q -s tests/e2e/test_fault_runner.py
 
 soak-fabric: setup
 	@PDNODE_SOAK=full $(BIN)/python -m pytest -q tests/fabric/test_endurance.py

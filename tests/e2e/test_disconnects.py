@@ -78,3 +78,4 @@ async def test_leaving_disturbs_nobody(slow_model: Path, tmp_path: Path) -> None
         assert phases["queued"] + phases["in prefill"] > 0
         assert (await stay(d, STAYING[1])) == wanted[1]
         assert [node.stop() for node in running] == [0, 0]
+        assert not any("leaked" in node.text() for node in running), "the core was let go"

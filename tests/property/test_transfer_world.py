@@ -8,9 +8,11 @@ freed under a pass or a write, every request ends once, and what is healed gives
 import asyncio
 from typing import NamedTuple
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pdnode.types import Verify
 from tests.support.transfer_world import FAULTS, World
 
 WRITES = frozenset({"write", "cancel"})
@@ -23,6 +25,7 @@ class Setting(NamedTuple):
     requests: int = 8
     ranks: int = 1
     steps: int = 600
+    verify: Verify = Verify.OFF
 
 
 SETTINGS = st.builds(
@@ -32,6 +35,7 @@ SETTINGS = st.builds(
     requests=st.integers(1, 10),
     ranks=st.integers(1, 2),
     steps=st.sampled_from((50, 200, 600)),
+    verify=st.sampled_from(Verify),
 )
 
 
@@ -43,6 +47,7 @@ def run(seed: int, setting: Setting) -> World:
             pairs=setting.pairs,
             faults=setting.faults,
             ranks=setting.ranks,
+            verify=setting.verify,
         )
         world.run(setting.steps)
         return world
@@ -65,9 +70,10 @@ def test_promises_hold(seed: int, setting: Setting) -> None:
     run(seed, setting)
 
 
-def test_without_faults_every_request_is_complete() -> None:
+@pytest.mark.parametrize("verify", Verify)
+def test_without_faults_every_request_is_complete(verify: Verify) -> None:
     for seed in range(20):
-        world = run(seed, Setting(2, frozenset(), ranks=2))
+        world = run(seed, Setting(2, frozenset(), ranks=2, verify=verify))
         assert len(world.entered) == len(world.begun) == 8
         assert len(world.sessions) == 1
 
@@ -76,7 +82,8 @@ def test_the_world_is_not_idle() -> None:
     """A world in which nothing goes wrong proves nothing: the rare paths are taken."""
     complete = replayed = lost = 0
     for seed in range(60):
-        world = run(seed, Setting(3, PAIRS | {"pair_back", "link"}))
+        verify = tuple(Verify)[seed % 3]
+        world = run(seed, Setting(3, PAIRS | {"pair_back", "link"}, verify=verify))
         complete += len(world.entered)
         again = {pull.grant.key for pull in world.begun if pull.grant.old_slots}
         replayed += len(again & world.entered)

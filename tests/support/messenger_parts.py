@@ -1,13 +1,15 @@
 """Parts for messenger tests: a fabric that records calls, link ends that record frames."""
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pdnode.core import wire
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.schedule import Chunk
 from pdnode.fabric._native import FabricError
+from pdnode.messenger.digests import Digester
 from pdnode.messenger.session import PeerSession
 from pdnode.types import BootId, NodeId, Role, Run, SequenceId, SessionId
 
@@ -179,3 +181,26 @@ class RecordingSchedule:
         """The chunk planned last has run."""
         sequence = SequenceId(number)
         self.begun[sequence].computed(self._chunks[sequence][-1])
+
+
+class HeldDigester(Digester):
+    """Digests are the layer and the page's mark; jobs wait for `go`."""
+
+    def __init__(self, geometry: KvGeometry) -> None:
+        super().__init__(cast(Any, None), geometry)
+        self.jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self.marks: dict[int, int] = {}  # by page, 0: as it should be
+
+    def digest(self, region: int, offset: int, length: int, pages: Sequence[int]) -> bytes:
+        return b"".join(
+            (layer | self.marks.get(page, 0) << 32).to_bytes(8, "little")
+            for page in pages
+            for layer in range(self.geometry.layers)
+        )
+
+    def run(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.jobs.append((job, done))
+
+    def go(self) -> None:
+        job, done = self.jobs.popleft()
+        done(job())

@@ -17,6 +17,7 @@ from pdnode.core.grant import GrantState
 from pdnode.core.pages import PagePool
 from pdnode.core.slots import SlotPool
 from pdnode.core.transfer import FailCause
+from pdnode.messenger.digests import PageVerifier
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.groups import SourceGroup, SourceRegion
@@ -24,7 +25,8 @@ from pdnode.messenger.pull import Pull, PullMessenger
 from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
-from pdnode.types import BootId, NodeId, Role, Run, SessionId, expand_runs
+from pdnode.types import BootId, NodeId, Role, Run, SessionId, Verify, expand_runs
+from tests.support.messenger_parts import HeldDigester
 from tests.support.transfer_engine import Engine
 from tests.support.transfer_fabric import Event, Fabric, Pair, Write
 
@@ -75,7 +77,14 @@ class World:
     """`run` does it all; it raises AssertionError where a promise is broken."""
 
     def __init__(
-        self, seed: int, *, requests: int, pairs: int, faults: Iterable[str], ranks: int
+        self,
+        seed: int,
+        *,
+        requests: int,
+        pairs: int,
+        faults: Iterable[str],
+        ranks: int,
+        verify: Verify,
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 100.0
@@ -97,7 +106,9 @@ class World:
         self.prefill_pool = WatchedPool(there.pages, self.check_prefill_release)
         self.decode_gate = PageGate(self.decode_pool, max_quarantined=6)
         self.slots = SlotPool(5)
-        peer = PeerConfig()
+        peer = PeerConfig(verify=verify)
+        here_digests, there_digests = HeldDigester(here), HeldDigester(there)
+        self.digesters = (here_digests, there_digests)
         self.pulls = PullMessenger(
             boot=BootId("d"),
             geometry=here,
@@ -107,10 +118,11 @@ class World:
             peer=peer,
             drop_link=self.drop_decode,
             clock=lambda: self.now,
+            verifier=PageVerifier(here_digests, [range(ranks)]),
         )
         self.pushes = PushMessenger(
             geometry=there,
-            limits=DispatchLimits(vocabulary=100, context_tokens=64, max_waiting=16),
+            limits=DispatchLimits(vocabulary=100, context_tokens=64, max_waiting=16, verify=True),
             fabric=self.fabric.sender,
             groups=[
                 SourceGroup(
@@ -123,6 +135,7 @@ class World:
             drop_link=self.drop_prefill,
             records=Records(),
             clock=lambda: self.now,
+            digester=there_digests,
         )
         self.sessions: list[_Session] = []
         self.open_session()
@@ -172,6 +185,7 @@ class World:
             found.append((120, self.target_event))
         if target.fences:
             found.append((60, self.fence_pair))
+        found += [(40, digester.go) for digester in self.digesters if digester.jobs]
         found += self.engine_actions()
         found += self.write_actions()
         reading = [pull for pull in self.begun if pull.grant.reading]

@@ -3,8 +3,6 @@
 What a digest is made of is tests/unit/test_digests.py and tests/fabric/test_digest.py.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -14,7 +12,7 @@ from pdnode.core import wire
 from pdnode.core.pages import PagePool
 from pdnode.core.slots import Slot, SlotPool
 from pdnode.core.transfer import FailCause
-from pdnode.messenger.digests import Digester, PageVerifier
+from pdnode.messenger.digests import PageVerifier
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.groups import SourceGroup, SourceRegion
@@ -23,9 +21,9 @@ from pdnode.messenger.push import PushMessenger
 from pdnode.obs.records import Records
 from pdnode.types import BootId, Role, Verify
 from tests.support.messenger_parts import (
-    LAYERS,
     Clock,
     FabricEvent,
+    HeldDigester,
     RecordingFabric,
     RecordingSchedule,
     geometry,
@@ -37,34 +35,11 @@ KEY = "dboot:1"
 SLOT = Slot(1, 0)
 
 
-class HeldDigester(Digester):
-    """Digests are the page's number and a mark; jobs wait for `go`."""
-
-    def __init__(self) -> None:
-        super().__init__(cast(Any, None), HERE)
-        self.jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
-        self.marks: dict[int, int] = {}  # by page: what is wrong with it
-
-    def digest(self, region: int, offset: int, length: int, pages: Sequence[int]) -> bytes:
-        return b"".join(
-            (page << 8 | layer | self.marks.get(page, 0) << 32).to_bytes(8, "little")
-            for page in pages
-            for layer in range(LAYERS)
-        )
-
-    def run(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self.jobs.append((job, done))
-
-    def go(self) -> None:
-        job, done = self.jobs.popleft()
-        done(job())
-
-
 class Decode:
     """A decode node that grants pages 0 to 3 for a prompt of 10 tokens: 2 full pages and a part."""
 
     def __init__(self, verify: Verify) -> None:
-        self.digester, self.pool, self.slots = HeldDigester(), PagePool(HERE.pages), SlotPool(3)
+        self.digester, self.pool, self.slots = HeldDigester(HERE), PagePool(HERE.pages), SlotPool(3)
         self.clock = Clock()
         self.verifier = PageVerifier(self.digester, [[2]])
         self.end, self.outbox = session(
@@ -96,7 +71,7 @@ class Decode:
         self.pulls.session_frame(self.end, frame)
 
     def sent(self, first: int, count: int) -> None:
-        said = HeldDigester().digest(0, 0, 0, range(first, first + count))
+        said = HeldDigester(HERE).digest(0, 0, 0, range(first, first + count))
         self.hear(wire.Sent(KEY, first, said))
 
     def reach(self) -> None:
@@ -203,7 +178,8 @@ class Prefill:
     """A prefill node with a dispatch of 6 tokens in two chunks, and its digests asked for."""
 
     def __init__(self) -> None:
-        self.digester, self.pool, self.schedule = HeldDigester(), PagePool(8), RecordingSchedule()
+        self.digester, self.pool = HeldDigester(HERE), PagePool(8)
+        self.schedule = RecordingSchedule()
         self.end, self.outbox = session(
             7, peer=Role.DECODE, peer_geometry=HERE, pairs=((20, 10),), boot="dboot"
         )
@@ -241,7 +217,7 @@ def test_drained_and_the_source_pages_wait_for_the_digests() -> None:
     node.drained()
     node.digester.go()
     [sent] = node.outbox.take()
-    assert sent == wire.Sent(KEY, 0, HeldDigester().digest(0, 0, 0, [0]))
+    assert sent == wire.Sent(KEY, 0, HeldDigester(HERE).digest(0, 0, 0, [0]))
     assert node.pool.counts.used == 2
     node.digester.go()
     assert node.kinds() == ["sent", "drained"]
