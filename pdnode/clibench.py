@@ -94,6 +94,14 @@ def _step(args: argparse.Namespace) -> int:
     return Exit.OK
 
 
+def _plan(args: argparse.Namespace) -> int:
+    from pdnode.daemon import planbench
+
+    report = planbench.run(rounds=args.rounds)
+    print(planbench.as_json(report) if args.json else planbench.as_table(report))
+    return Exit.OK
+
+
 def add_bench_parsers(
     commands: "argparse._SubParsersAction[_P]",
     *,
@@ -133,3 +141,14 @@ def add_bench_parsers(
             help=f"{what}, 1 to {high}; default: {default}",
         )
     add_json(step)
+    description = "Time the plan and the layer programs of a 131,072-token prompt, 8 ranks to 8."
+    planning = commands.add_parser("plan", help=description, description=description)
+    planning.set_defaults(run=_plan)
+    planning.add_argument(
+        "--rounds",
+        metavar="N",
+        type=bounded(int, 2, 10_000),
+        default=51,
+        help="of each kind, 2 to 10000; default: 51",
+    )
+    add_json(planning)
