@@ -39,6 +39,12 @@ MOST_EVENTS = 400_000
 MIN_REQUESTS, MAX_REQUESTS = 30, 38
 MIN_FAULTS, MAX_FAULTS = 5, 10
 LONGEST_PROMPT, LONGEST_ANSWER = 21, 6
+SHAPED_RATIO = 0.5  # of the clusters have one of SHAPES, and up to three groups a node
+SHAPES = (  # kind, KV heads, ranks of a decode group, of a prefill group
+    ("gqa", 4, 1, 2), ("gqa", 4, 4, 1), ("gqa", 4, 2, 4), ("gqa", 4, 2, 2), ("gqa", 6, 3, 2),
+    ("gqa", 6, 2, 3), ("gqa", 2, 4, 4), ("gqa", 2, 1, 4), ("gqa", 1, 2, 3), ("gqa", 3, 3, 1),
+    ("mla", 1, 1, 1), ("mla", 1, 2, 2), ("mla", 1, 1, 4), ("mla", 1, 3, 2), ("mla", 1, 4, 1),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Cluster:
     """`faults`: whether there are any; without them every request has to be answered."""
 
     def __init__(self, seed: int, *, faults: bool = True) -> None:
+        self.seed = seed
         self.rng = rng = random.Random(seed)
         self.kernel = Kernel(rng)
         self.injected: Counter[str] = Counter()
@@ -88,6 +95,12 @@ class Cluster:
         rng = self.rng
         here, there = rng.choice(((1, 1), (1, 1), (1, 2), (2, 1), (2, 4)))
         heads = rng.choice((1, max(here, there)))  # 1: the ranks hold copies
+        kind, groups, reduces = "gqa", (1, 1), True
+        shapes = random.Random(f"shape of {self.seed}")  # of its own: seeds stay what they were
+        if shapes.random() < SHAPED_RATIO:
+            kind, heads, here, there = shapes.choice(SHAPES)
+            groups = (shapes.choice((1, 2, 3)), shapes.choice((1, 2, 3)))
+            reduces = kind == "gqa" or shapes.random() < 0.5
         prefills = tuple(f"p{number}" for number in range(rng.choice((1, 2, 2))))
         specs = {}
         for name in (*prefills, *(f"d{number}" for number in range(rng.choice((1, 2, 2))))):
@@ -96,13 +109,15 @@ class Cluster:
                 name,
                 Role.DECODE if decode else Role.PREFILL,
                 KvGeometry(
-                    "gqa", LAYERS, heads, 8, PAGE_TOKENS, "float32",
+                    kind, LAYERS, heads, 8, PAGE_TOKENS, "float32",
                     here if decode else there, rng.randint(8, 16),
                 ),
                 nics=rng.choice((1, 2, 2, 3)),
                 slots=rng.randint(2, 6),
                 policy=rng.choice((WhenNoPrefill.LOCAL, WhenNoPrefill.REFUSE)),
                 prefills=prefills if decode else (),
+                groups=groups[not decode],
+                reduces=reduces,
             )  # fmt: skip
         return specs
 
@@ -192,7 +207,7 @@ class Cluster:
         up = [
             process
             for process in self.processes.values()
-            if process.spec.role is Role.DECODE and process.started and not process.worker.dead
+            if process.spec.role is Role.DECODE and process.started and not process.dead
         ]
         if not up:
             self.kernel.at(0.1, self._arrive)
@@ -268,6 +283,7 @@ class Cluster:
         self.healed = True
         for route in (*self._links.values(), *self._fabrics.values()):
             route.heal()
+        self.ether.nic_late.clear()
         for node, nic in list(self.ether.nic_down):
             self.ether.nic_back(node, nic)
         for process in self.processes.values():
@@ -286,17 +302,18 @@ class Cluster:
         """What is not as it was at the beginning."""
         found = [f"{name} is down" for name in self.specs if name not in self.processes]
         for name, process in self.processes.items():
-            free = process.pool.counts.free
+            spec, groups = process.spec, process.groups
+            free = sum(one.pool.counts.free for one in groups)
             held = {
                 "requests": process.service.open_requests,
                 "pulls": process.pulls.open_pulls if process.pulls is not None else 0,
                 "pushes": process.pushes.open_pushes if process.pushes is not None else 0,
-                "pages held": process.spec.geometry.pages - free,
+                "pages held": spec.groups * spec.geometry.pages - free,
                 "slots out": process.slots.taken,
                 "slots armed": len(process.core.slots),
-                "waits for pages": process.gate.waiting,
+                "waits for pages": sum(one.gate.waiting for one in groups),
                 "transfers": len(process.core.transfers),
-                "sequences": len(process.steps._entries),
+                "sequences": sum(len(one.steps._entries) for one in groups),
             }
             found += [f"{name}: {number} {what}" for what, number in held.items() if number]
             usable = {session.node for session in process.peers.usable_prefills()}
@@ -316,7 +333,8 @@ class Cluster:
 
     def _check_land(self, write: Write) -> None:
         core, key = write.connection.decode, write.transfer.key
-        memory = core.memory
+        memory, _ = core.memory_of(write.target_rank)
+        promise(key in memory.granted, "a write landed in another group than the request's")
         granted = memory.granted[key]
         for _, page in write.pages:
             mine = memory.owned[page] and granted.get(page) == memory.life[page]
@@ -346,7 +364,7 @@ class Cluster:
                                                        and client.leaves):  # fmt: skip
             return
         process = client.process
-        if process.worker.dead and client.outcome in ("internal_error", "unavailable"):
+        if process.dead and client.outcome in ("internal_error", "unavailable"):
             return
         if self.injected["stray immediate"] and client.outcome == "prefill_lost":
             return

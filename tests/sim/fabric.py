@@ -69,7 +69,7 @@ class Core:
         self,
         ether: Ether,
         node: str,
-        memory: Memory,
+        memories: Sequence[Memory],
         *,
         later: Callable[[float, Callable[[], None]], None],
         emit: Callable[[Event], None],
@@ -77,7 +77,9 @@ class Core:
     ) -> None:
         self.ether = ether
         self.node = node
-        self.memory = memory
+        self.memories = memories  # one a group; ranks are numbered group by group
+        self.geometry = memories[0].geometry
+        self.writable = memories[0].writable
         self.alive = True
         self.frozen = False
         self.later = later  # waits longer while the process is frozen, for ever once it is dead
@@ -86,7 +88,7 @@ class Core:
         self.sessions: dict[int, Session] = {}
         self.transfers: dict[int, Transfer] = {}
         self.slots: dict[int, Counter] = {}
-        self.counters = [0] * memory.geometry.tp  # layers raised, by rank
+        self.counters = [0] * len(self.ranks)  # layers raised, by rank
         self._pumping = False
 
     # sessions
@@ -107,12 +109,21 @@ class Core:
     def descriptors(self, session: int) -> list[tuple[int, list[tuple[int, int, int, int, int]]]]:
         if session not in self.sessions:
             raise FabricError("descriptors: no such session")
-        size = self.memory.geometry.region_bytes
-        regions = [-1, *range(self.memory.geometry.tp if self.memory.writable else 0)]
+        size = self.geometry.region_bytes
+        regions = [-1, *(self.ranks if self.writable else ())]
         return [
             (region, [(nic, 0, size if region >= 0 else 4096, 0, session) for nic in self.nics])
             for region in regions
         ]
+
+    @property
+    def ranks(self) -> range:
+        return range(len(self.memories) * self.geometry.tp)
+
+    def memory_of(self, rank: int) -> tuple[Memory, int]:
+        """The memory of its group, and its number there."""
+        group, place = divmod(rank, self.geometry.tp)
+        return self.memories[group], place
 
     @property
     def nics(self) -> range:
@@ -139,7 +150,7 @@ class Core:
     def fence(self, session: int, pair: Pair | None = None) -> None:
         if not self.alive:
             return
-        if (found := self.sessions.get(session)) is not None and not self.memory.writable:
+        if (found := self.sessions.get(session)) is not None and not self.writable:
             for at, connection in found.connections.items():
                 connection.closing = connection.closing or pair in (None, at)
         if found is not None:
@@ -229,7 +240,7 @@ class Core:
         assert not core.finished
         if core.failed or core.stopped:
             return
-        head = self.memory.geometry.head_bytes
+        head = self.geometry.head_bytes
         heads = (source_offset // head, remote_offset // head, length // head)
         most = self.ether.kernel.rng.randint(1, MERGED_PAGES) if whole_page else 1
         parts = []

@@ -156,9 +156,42 @@ def connection_dies(cluster: "Cluster") -> bool:
 def nic_loss(cluster: "Cluster") -> bool:
     """An interface goes down and comes back; its host may or may not notice."""
     process = _pick(cluster)
-    if process is None:
+    if process is not None:
+        _lose_nic(cluster, process, cluster.rng.randrange(process.spec.nics))
+    return process is not None
+
+
+def _nic_group(cluster: "Cluster") -> "tuple[Process, list[int]] | None":
+    """Some of a node's NICs, as they belong to one of its devices, but not all."""
+    process = _pick(cluster)
+    if process is None or process.spec.nics < 2:
+        return None
+    return process, cluster.rng.sample(range(process.spec.nics), process.spec.nics // 2)
+
+
+def nic_group_loss(cluster: "Cluster") -> bool:
+    """All NICs of a device fail at once."""
+    found = _nic_group(cluster)
+    if found is not None:
+        for nic in found[1]:
+            _lose_nic(cluster, found[0], nic)
+    return found is not None
+
+
+def nic_group_late(cluster: "Cluster") -> bool:
+    """What goes over the NICs of a device comes late, while the others are as fast as ever."""
+    found = _nic_group(cluster)
+    if found is None:
         return False
-    nic = cluster.rng.randrange(process.spec.nics)
+    process, nics = found
+    late, ends = cluster.ether.nic_late, [(process.spec.name, nic) for nic in nics]
+    late.update(dict.fromkeys(ends, cluster.rng.uniform(0.05, 1.0)))
+    for end in ends:
+        cluster.kernel.at(cluster.rng.uniform(0.5, 4.0), late.pop, end, None)
+    return True
+
+
+def _lose_nic(cluster: "Cluster", process: "Process", nic: int) -> None:
     ether = cluster.ether
     ether.nic_down.add((process.spec.name, nic))
     cluster.kernel.at(cluster.rng.uniform(0.2, 9.0), ether.nic_back, process.spec.name, nic)
@@ -171,7 +204,6 @@ def nic_loss(cluster: "Cluster") -> bool:
                 process.later(
                     ether.quick(), lambda one=connection: ether.tell_lost(one, process.core)
                 )
-    return True
 
 
 def worker_dies(cluster: "Cluster") -> bool:
@@ -179,11 +211,12 @@ def worker_dies(cluster: "Cluster") -> bool:
     odd = [one for one, _ in _odd(cluster)]
     if odd and cluster.rng.random() < 0.5:
         process = cluster.rng.choice(odd)
-    elif process is None or not process.steps.busy or cluster.rng.random() < PATIENCE:
+    elif process is None or not process.busy or cluster.rng.random() < PATIENCE:
         return False
-    if process.worker.dead:
+    if process.dead:
         return False
-    process.loop.call_soon(process.worker.die)
+    groups = [one for one in process.groups if one.steps.busy] or process.groups
+    process.loop.call_soon(cluster.rng.choice(groups).worker.die)
     return True
 
 
@@ -268,6 +301,8 @@ FAULTS = (
     Fault("error and leave", error_and_leave),
     Fault("connection dies", connection_dies),
     Fault("NIC loss", nic_loss),
+    Fault("NIC group lost", nic_group_loss),
+    Fault("NIC group late", nic_group_late),
     Fault("worker dies", worker_dies),
     Fault("client leaves", client_leaves),
     Fault("clients leave", clients_leave),
@@ -275,6 +310,7 @@ FAULTS = (
     Fault("stray immediate", stray_immediate),
 )
 
-_UNCALM = (link_partition, fabric_partition, partition, freeze, slow, nic_loss, link_cut)
+_UNCALM = (link_partition, fabric_partition, partition, freeze, slow, nic_loss, nic_group_loss,
+           nic_group_late, link_cut)  # fmt: skip
 CALM = tuple(fault for fault in FAULTS if fault.act not in _UNCALM)
 """After these every answer still comes."""

@@ -1,4 +1,4 @@
-"""The KV memory of one process, as marks: what a page holds says whose tokens are in it."""
+"""The KV memory of a TP group, as marks: what a page holds says whose tokens are in it."""
 
 from pdnode.core.geometry import KvGeometry
 

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from pdnode.core import push, transfer
 from pdnode.core.grant import Grant, GrantState
 from pdnode.core.push import Push, PushState
@@ -20,6 +22,7 @@ from pdnode.messenger.session import PeerSession
 from tests.sim import process
 from tests.sim.fabric import Core, Transfer
 from tests.sim.wires import WHOLE, Event
+from tests.sim.worker import Worker
 
 Effects = list[transfer.Effect]
 Change = tuple[object, str, object]
@@ -135,7 +138,7 @@ def fence_skipped() -> list[Change]:
     real = Core.do_fence
 
     def do_fence(self: Core, session: int, pair: transfer.Pair) -> None:
-        if pair == WHOLE and self.memory.writable:
+        if pair == WHOLE and self.writable:
             self.emit(Event("fenced", session, pair))
         else:
             real(self, session, pair)
@@ -148,7 +151,7 @@ def pair_fence_skipped() -> list[Change]:
     real = Core.do_fence
 
     def do_fence(self: Core, session: int, pair: transfer.Pair) -> None:
-        if pair != WHOLE and self.memory.writable:
+        if pair != WHOLE and self.writable:
             self.emit(Event("fenced", session, pair))
         else:
             real(self, session, pair)
@@ -296,6 +299,22 @@ def loss_told_before_the_fence() -> list[Change]:
     return [(PeerLink, "_fence", lambda self: None)]
 
 
+def group_ignored() -> list[Change]:
+    """The pages of a dispatch are taken for those of the first group."""
+    real = PushMessenger._submit
+
+    def submit(self: PushMessenger, work: Any, effect: transfer.Submit) -> None:  # noqa: ANN401
+        work.dispatch = msgspec.structs.replace(work.dispatch, group=0)
+        real(self, work, effect)
+
+    return [(PushMessenger, "_submit", submit)]
+
+
+def raised_before_the_sum() -> list[Change]:
+    """The leader raises its counter before the all-reduce: other ranks' pages may be unwritten."""
+    return [(Worker, "raises_early", True)]
+
+
 PLANTS: dict[str, Plant] = {
     "free on timeout": free_on_timeout,
     "drained before delivery completion": completion_before_delivery,
@@ -320,6 +339,8 @@ PLANTS: dict[str, Plant] = {
     "replay under the old immediate": regrant_under_old_immediate,
     "read before the count": read_before_the_count,
     "fence never asked for": loss_told_before_the_fence,
+    "group of a dispatch ignored": group_ignored,
+    "counter raised before the all-reduce": raised_before_the_sum,
 }
 
 

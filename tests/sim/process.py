@@ -4,7 +4,7 @@ It joins them as daemon/node.py does. A restart is a new `Process` under the sam
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +71,8 @@ class Spec:
     slots: int
     policy: WhenNoPrefill
     prefills: tuple[str, ...]  # whom a decode node dials
+    groups: int = 1  # each of `geometry`
+    reduces: bool = True  # a layer ends in an all-reduce over the ranks
 
 
 class WatchedPool(PagePool):
@@ -100,6 +102,29 @@ class WatchedPool(PagePool):
         super().release(runs)
 
 
+class Group:
+    """One TP group, as daemon.engine.Group: its memory, workers, pages and schedule."""
+
+    def __init__(self, process: "Process", memory: Memory, first_rank: int) -> None:
+        geometry = memory.geometry
+        self.memory = memory
+        self.worker = Worker(
+            process.core, memory, first_rank=first_rank, reduces=process.spec.reduces,
+            layer_s=process._layer_s, later=process.later,
+        )  # fmt: skip
+        self.pool = WatchedPool(geometry.pages, memory, self.worker)
+        self.gate = PageGate(self.pool, int(MAX_QUARANTINED * geometry.pages))
+        scheduler = Scheduler(
+            page_tokens=geometry.page_tokens, chunk_tokens=CHUNK_TOKENS, max_running=4
+        )
+        self.steps = StepLoop(scheduler, self.worker)
+        self.worker.steps = self.steps
+        self.regions = tuple(
+            SourceRegion(rank, first_rank if process.spec.reduces else rank)
+            for rank in range(first_rank, first_rank + geometry.tp)
+        )
+
+
 class WatchedSlots(SlotPool):
     """An immediate does not come back while a write that carries it may land."""
 
@@ -116,7 +141,7 @@ class WatchedSlots(SlotPool):
 class NotingPulls(PullMessenger):
     """Says which pages were granted under which key."""
 
-    memory: Memory
+    memories: Sequence[Memory]  # by group
     requests: dict[str, str]  # request key → request id
     strays: Callable[[], int]  # immediates that were sent twice on purpose
     at_edge: Callable[[str], None]  # an outcome is there, and nobody has heard of it yet
@@ -124,9 +149,10 @@ class NotingPulls(PullMessenger):
     def begin(self, session: PeerSession, *, pages: tuple[Run, ...], **rest: object) -> Pull:
         pull = super().begin(session, pages=pages, **rest)  # type: ignore[arg-type]
         self.requests[pull.grant.key] = str(rest["request_id"])
-        lives = self.memory.life
+        memory = self.memories[pull.group]
+        lives = memory.life
         granted = {page: lives[page] for page in expand_runs(pages)}
-        self.memory.granted[pull.grant.key] = granted
+        memory.granted[pull.grant.key] = granted
         return pull
 
     def _complete(self, pull: Pull) -> None:
@@ -167,19 +193,16 @@ class Process:
         self._deferred: list[Callable[[], None]] = []
         offset_s = kernel.rng.uniform(0.0, 1000.0)
         self.loop = NodeLoop(kernel, offset_s=offset_s, lag=lambda: self.slow * cluster.lag())
-        self.memory = Memory(spec.geometry, writable=spec.role is Role.DECODE)
+        memories = [
+            Memory(spec.geometry, writable=spec.role is Role.DECODE) for _ in range(spec.groups)
+        ]
         self.core = Core(
-            cluster.ether, spec.name, self.memory,
+            cluster.ether, spec.name, memories,
             later=self.later, emit=self._emit, key_of=self._key_of,
         )  # fmt: skip
-        self.worker = Worker(self.core, layer_s=self._layer_s, later=self.later)
-        self.pool = WatchedPool(spec.geometry.pages, self.memory, self.worker)
-        self.gate = PageGate(self.pool, int(MAX_QUARANTINED * spec.geometry.pages))
-        scheduler = Scheduler(
-            page_tokens=spec.geometry.page_tokens, chunk_tokens=CHUNK_TOKENS, max_running=4
-        )
-        self.steps = StepLoop(scheduler, self.worker)
-        self.worker.steps = self.steps
+        self.groups = [
+            Group(self, memory, number * spec.geometry.tp) for number, memory in enumerate(memories)
+        ]
         self.slots = WatchedSlots(spec.slots, self._slot_may_land)
         self.boot = BootId(kernel.rng.randbytes(16).hex())
         self.pulls: NotingPulls | None = None
@@ -214,7 +237,8 @@ class Process:
         )
         hello = wire.Hello(
             node=spec.name, boot=self.boot, role=spec.role, protocol_min=1, protocol_max=1,
-            pdnode_version="0", model="m", fingerprint="f", geometry=wire_geometry(spec.geometry),
+            pdnode_version="0", model="m", fingerprint="f",
+            geometry=wire_geometry(spec.geometry, spec.groups),
             context_tokens=CONTEXT_TOKENS, provider="tcp", libfabric="2",
         )  # fmt: skip
         listens = spec.role is Role.PREFILL
@@ -222,7 +246,7 @@ class Process:
             wire.NicAddress(nic, f"nic{nic}", f"{spec.name}:{nic}".encode() if listens else b"")
             for nic in range(spec.nics)
         )
-        regions = {} if listens else {rank: rank for rank in range(spec.geometry.tp)}
+        regions = {} if listens else {rank: rank for rank in self.core.ranks}
         return PeerManager(
             config,
             Identity(hello, nics, regions),
@@ -240,13 +264,7 @@ class Process:
             geometry=self.spec.geometry,
             limits=DispatchLimits(VOCABULARY, CONTEXT_TOKENS, MAX_WAITING),
             fabric=self.core,  # type: ignore[arg-type]
-            groups=[
-                SourceGroup(
-                    self.gate,
-                    self.steps,
-                    tuple(SourceRegion(rank, rank) for rank in range(self.spec.geometry.tp)),
-                )
-            ],
+            groups=[SourceGroup(one.gate, one.steps, one.regions) for one in self.groups],
             peer=PEER,
             drop_link=self._drop_link,
             records=Records(),
@@ -258,31 +276,35 @@ class Process:
             boot=self.boot,
             geometry=self.spec.geometry,
             fabric=self.core,  # type: ignore[arg-type]
-            gates=[self.gate],
+            gates=[one.gate for one in self.groups],
             slots=self.slots,
             peer=PEER,
             drop_link=self._drop_link,
             clock=self.loop.time,
         )
-        pulls.memory = self.memory
+        pulls.memories = self.core.memories
         pulls.requests = {}
         pulls.at_edge = self.cluster.at_edge
         pulls.strays = lambda: self.cluster.injected["stray immediate"]
         return pulls
 
     def _start(self) -> None:
-        self.service.start(groups=[self], peers=self.peers, pulls=self.pulls)
+        self.service.start(groups=self.groups, peers=self.peers, pulls=self.pulls)
         for work in (self._run_steps(), self._tick()):
             self.loop.create_task(work)
         self.peers.start()
         self.started = True
 
     async def _run_steps(self) -> None:
-        running = self.loop.create_task(self.steps.run())
-        self.worker.on_death = running.cancel
-        await asyncio.wait([running])
-        if not self.worker.dead:
-            running.result()
+        running = [self.loop.create_task(one.steps.run()) for one in self.groups]
+        for one, task in zip(self.groups, running, strict=True):
+            one.worker.on_death = task.cancel
+        done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        if not self.dead:
+            for task in done:
+                task.result()
+        for task in left:
+            task.cancel()
         text = "the worker died"
         self.service.engine_died(text, fatal=True)
         if self.pushes is not None:
@@ -302,11 +324,11 @@ class Process:
 
     def _counters(self) -> Counters:
         return Counters(
-            steps=self.steps.figures.steps,
-            step_busy=self.steps.busy,
-            core=self.core.counters[0],
-            waiting_tokens=self.steps.waiting_tokens(),
-            free_pages=self.pool.counts.free,
+            steps=sum(one.steps.figures.steps for one in self.groups),
+            step_busy=self.busy,
+            core=sum(self.core.counters),
+            waiting_tokens=sum(one.steps.waiting_tokens() for one in self.groups),
+            free_pages=sum(one.pool.counts.free for one in self.groups),
         )
 
     def _drop_link(self, session: PeerSession, text: str) -> None:
@@ -321,6 +343,15 @@ class Process:
     @property
     def alive(self) -> bool:
         return self.loop.alive
+
+    @property
+    def dead(self) -> bool:
+        """A worker is, so that the node ends."""
+        return any(one.worker.dead for one in self.groups)
+
+    @property
+    def busy(self) -> bool:
+        return any(one.steps.busy for one in self.groups)
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """For what is not the loop's: it waits while the process is frozen, and dies with it."""

@@ -100,6 +100,7 @@ class Ether:
         self.kernel = kernel
         self.nics = nics
         self.nic_down: set[tuple[str, int]] = set()
+        self.nic_late: dict[tuple[str, int], float] = {}  # seconds more for what goes over it
         self.check_land: Callable[[Write], None] = lambda write: None
         self.connections: list[Connection] = []
         self._route = route
@@ -191,6 +192,13 @@ class Ether:
             (decode, here) in self.nic_down or (prefill, there) in self.nic_down
         )
 
+    def _late(self, connection: Connection) -> float:
+        ends = (
+            (connection.decode.node, connection.pair[0]),
+            (connection.prefill.node, connection.pair[1]),
+        )
+        return sum(self.nic_late.get(end, 0.0) for end in ends)
+
     def hold(self, connection: Connection, act: Callable[[], None]) -> None:
         if connection.route.down:
             connection.route.hold(act)
@@ -265,11 +273,13 @@ class Ether:
 
     def post(self, write: Write, core: "Core") -> None:
         write.connection.writes.append(write)
-        for source, target in write.pages:
-            core.memory.being_read[source] += 1
-            if write.connection.target_open:
-                write.connection.decode.memory.may_land[target] += 1
-        self.kernel.at(self._delay(), self._land, write)
+        being_read = core.memory_of(write.source_rank)[0].being_read
+        for source, _ in write.pages:
+            being_read[source] += 1
+        if write.connection.target_open:
+            self._count_landing(write, 1)
+        late_s = self._late(write.connection)
+        self.kernel.at(self._delay() + late_s, self._land, write)
 
     def _land(self, write: Write) -> None:
         connection = write.connection
@@ -311,8 +321,9 @@ class Ether:
     def came_back(self, write: Write, core: "Core") -> None:
         if write.content is None and not write.landed:
             write.content = self._read(write)
+        being_read = core.memory_of(write.source_rank)[0].being_read
         for source, _ in write.pages:
-            core.memory.being_read[source] -= 1
+            being_read[source] -= 1
         self._forget(write.connection)
 
     def _forget(self, connection: Connection) -> None:
@@ -322,14 +333,14 @@ class Ether:
         ]  # fmt: skip
 
     def _count_landing(self, write: Write, by: int) -> None:
-        may_land = write.connection.decode.memory.may_land
+        may_land = write.connection.decode.memory_of(write.target_rank)[0].may_land
         for _, target in write.pages:
             may_land[target] += by
 
     def _read(self, write: Write) -> list[int]:
-        memory = write.connection.prefill.memory
+        memory, rank = write.connection.prefill.memory_of(write.source_rank)
         first, _, count = write.heads
-        base = write.source_rank * memory.heads + first
+        base = rank * memory.heads + first
         return [
             memory.cells[base + head][write.layer][source]
             for head in range(count)
@@ -337,9 +348,9 @@ class Ether:
         ]
 
     def _put(self, write: Write, content: list[int]) -> None:
-        memory = write.connection.decode.memory
+        memory, rank = write.connection.decode.memory_of(write.target_rank)
         _, first, count = write.heads
-        base = write.target_rank * memory.heads + first
+        base = rank * memory.heads + first
         values = iter(content)
         for head in range(count):
             for _, target in write.pages:

@@ -1,4 +1,4 @@
-"""The worker of one process: runs passes in virtual time, and checks every page that it reads."""
+"""The workers of a TP group: run passes in virtual time, and check every page that they read."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from tests.sim.kernel import promise
 from tests.sim.memory import EMPTY, Memory, extend
 
 VOCABULARY = 97
+BETWEEN_RANKS = 0.2  # of a layer's time
 
 
 def token_after(mark: int) -> int:
@@ -20,12 +21,21 @@ def token_after(mark: int) -> int:
 
 
 class Worker:
-    """`base` and `step` as daemon.steps.StepWorker. The model answers by what it reads."""
+    """`base` and `step` as daemon.steps.StepWorker. The model answers by what it reads.
+
+    `reduces`: a layer ends in an all-reduce, so rank 0 raises the counter of all when the last one
+    has written; else each rank raises its own.
+    """
+
+    raises_early = False  # planted: before the all-reduce
 
     def __init__(
         self,
         core: Core,
+        memory: Memory,
         *,
+        first_rank: int,
+        reduces: bool,
         layer_s: Callable[[], float],
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
@@ -35,7 +45,9 @@ class Worker:
         self.on_death: Callable[[], object] = lambda: None
         self.computing: set[int] = set()  # pages that the pass in flight touches
         self._core = core
-        self._memory: Memory = core.memory
+        self._memory = memory
+        self._first_rank = first_rank
+        self._reduces = reduces
         self._layer_s = layer_s
         self._later = later
         self._marks: dict[int, list[int]] = {}  # by sequence: mark of each prefix, 0 first
@@ -63,7 +75,7 @@ class Worker:
             self._marks.pop(number, None)
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
-        self._later(self._layer_s(), lambda: self._layer(step, work, 0))
+        self._later(self._layer_s(), lambda: self._layer(step, work, 0, 0))
         return await self._answer
 
     def die(self) -> None:
@@ -89,17 +101,29 @@ class Worker:
         return marks
 
     def _layer(
-        self, step: Step, work: list[tuple[SequenceStep, list[int], list[int]]], layer: int
+        self,
+        step: Step,
+        work: list[tuple[SequenceStep, list[int], list[int]]],
+        layer: int,
+        rank: int,
     ) -> None:
+        """One rank computes one layer; the ranks are done one after the other."""
         if self.dead:
             return
         for part, pages, marks in work:
             if marks:
-                self._run(part, pages, marks, layer)
-        for rank in range(self._memory.geometry.tp):
-            self._core.raised(rank)
+                self._run(part, pages, marks, layer, rank)
+        last = self._memory.geometry.tp - 1
+        if not self._reduces:
+            self._core.raised(self._first_rank + rank)
+        elif rank == (0 if self.raises_early else last):
+            self._core.raised(self._first_rank)
+        if rank < last:
+            soon_s = BETWEEN_RANKS * self._layer_s()
+            self._later(soon_s, lambda: self._layer(step, work, layer, rank + 1))
+            return
         if layer + 1 < self._memory.geometry.layers:
-            self._later(self._layer_s(), lambda: self._layer(step, work, layer + 1))
+            self._later(self._layer_s(), lambda: self._layer(step, work, layer + 1, 0))
             return
         self.base += self._memory.geometry.layers
         drawn = [
@@ -120,13 +144,16 @@ class Worker:
         if not self._answer.done():
             self._answer.set_result(done)
 
-    def _run(self, part: SequenceStep, pages: list[int], marks: list[int], layer: int) -> None:
+    def _run(
+        self, part: SequenceStep, pages: list[int], marks: list[int], layer: int, rank: int
+    ) -> None:
         """Reads all pages before `start`, then writes those of the chunk."""
         size = self._memory.geometry.page_tokens
         start, end = part.start, part.start + len(part.tokens)
         read = -(-start // size)
         written = range(start // size, -(-end // size))
-        for cells in self._memory.cells:
+        heads = self._memory.heads
+        for cells in self._memory.cells[rank * heads : (rank + 1) * heads]:
             row = cells[layer]
             for index in range(read):
                 wanted = marks[min(start, (index + 1) * size)]
