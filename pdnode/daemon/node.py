@@ -331,6 +331,9 @@ class Node:
             fault = not isinstance(error, EngineDied)
             if fault:
                 _log.exception("the step loop failed")
+            # What is said next frees pages: no pass of another group may touch them any more.
+            alive = [group.worker for group in groups if not group.worker.died.done()]
+            await asyncio.gather(*(worker.close() for worker in alive))
             self._engine_died(str(error), fatal=fault)
         finally:
             for loop in running:

@@ -303,6 +303,9 @@ class Process:
         if not self.dead:
             for task in done:
                 task.result()
+        for one in self.groups:  # from here on no pass touches any page
+            if not one.worker.dead:
+                one.worker.die()
         for task in left:
             task.cancel()
         text = "the worker died"
