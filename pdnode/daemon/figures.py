@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdnode.config import Config, PeerConfig
+from pdnode.core.geometry import KvGeometry
 from pdnode.core.grant import GrantState
+from pdnode.core.plan import routes
 from pdnode.core.slots import MAX_SLOTS
 from pdnode.daemon.engine import Engine
 from pdnode.daemon.peering import Peering
@@ -21,6 +23,12 @@ from pdnode.obs.warnings import Warnings
 from pdnode.types import BootId, SessionId
 
 _ODD = {"late": "late_immediates", "early": "early_immediates", "overshoot": "overshoots"}
+
+
+def mean_unit_bytes(source: KvGeometry, destination: KvGeometry) -> float:
+    """Bytes of a page unit: of one page of one layer over one route, on average over the routes."""
+    page_bytes = destination.tp * destination.page_bytes
+    return page_bytes / len(routes(source, destination))
 
 
 @dataclass(slots=True)
@@ -39,6 +47,7 @@ class Figures:
     peering: Peering | None = None
     verifier: PageVerifier | None = None  # of a decode node
     reload_links: Callable[[PeerConfig], None] | None = None  # new certificates for new links
+    _unit_bytes: float = 0.0  # of what NICs receive; kept while no peer is there
 
     def read(self) -> NodeFigures:
         push, pull, engine = self.push, self.pull, self.engine
@@ -91,18 +100,18 @@ class Figures:
         """(bytes received, sent) of the sessions that are up, by NIC name and peer's node id."""
         if self.transfer is None or self.engine is None or self.peers is None:
             return {}
-        nodes = {session.session: session.node for session in self.peers.sessions()}
+        sessions = {session.session: session for session in self.peers.sessions()}
         names = {nic.nic: nic.name for nic in self.transfer.nics}
-        unit_bytes = self.engine.geometry.page_bytes
         moved: dict[tuple[str, str], tuple[int, int]] = {}
         for row in self.transfer.fabric.peer_statistics():
-            node = nodes.get(SessionId(row["session"]))
-            if node is None:
+            session = sessions.get(SessionId(row["session"]))
+            if session is None:
                 continue
-            key = (names[row["local_nic"]], node)
+            key = (names[row["local_nic"]], session.node)
             received, sent = moved.get(key, (0, 0))
+            unit_bytes = mean_unit_bytes(session.geometry, self.engine.geometry)
             moved[key] = (
-                received + row["received_units"] * unit_bytes,
+                received + round(row["received_units"] * unit_bytes),
                 sent + row["done_bytes"],
             )
         return moved
@@ -110,13 +119,14 @@ class Figures:
     def nics(self) -> list[NicFigures]:
         if self.transfer is None or self.engine is None:
             return []
-        # A unit is a page of one layer: the whole of it, as long as both sides have the same TP.
-        unit_bytes = self.engine.geometry.page_bytes
+        for session in () if self.peers is None else self.peers.sessions():
+            # Prefill nodes are alike, or else this is right for the one that came up last only.
+            self._unit_bytes = mean_unit_bytes(session.geometry, self.engine.geometry)
         return [
             NicFigures(
                 name=str(row["name"]),
                 bytes_sent=int(row["done_bytes"]),
-                bytes_received=int(row["received_units"]) * unit_bytes,
+                bytes_received=round(int(row["received_units"]) * self._unit_bytes),
                 writes_failed=int(row["failed_writes"]),
                 line_bytes_per_s=self.transfer.line_bytes_per_s.get(str(row["name"])),
             )

@@ -67,6 +67,7 @@ class Snapshots:
             model=self._model(),
             ready=not any(one.affects_readiness for one in warnings),
             pages=self._pages(),
+            groups=self._groups(),
             queues=self._queues(),
             pending=form.Pending(
                 requests=len(flights),
@@ -136,6 +137,20 @@ class Snapshots:
             used_ratio=self._parts.used_ratio,
             quarantined_limit=self._parts.engine.max_quarantined,
             **counts._asdict(),
+        )
+
+    def _groups(self) -> tuple[form.Group, ...]:
+        engine = self._parts.engine
+        if engine is None or len(engine.groups) < 2:
+            return ()
+        return tuple(
+            form.Group(
+                pages=engine.geometry.pages,
+                pages_free=group.gate.pool.counts.free,
+                waiting=group.steps.scheduler.waiting,
+                running=group.steps.scheduler.running,
+            )
+            for group in engine.groups
         )
 
     def _queues(self) -> tuple[form.Queue, ...]:

@@ -79,6 +79,15 @@ class Pages(Record, frozen=True, kw_only=True):
     quarantined_limit: int | None = None
 
 
+class Group(Record, frozen=True, kw_only=True):
+    """One TP group: its pages, and the sequences in its schedule."""
+
+    pages: int
+    pages_free: int
+    waiting: int  # with prompt left to compute
+    running: int  # that decode
+
+
 class Transfer(Record, frozen=True, kw_only=True):
     """A KV transfer that is not over."""
 
@@ -327,6 +336,7 @@ class Snapshot(Record, frozen=True, kw_only=True):
     model: Model
     ready: bool
     pages: Pages | None = None  # None: memory is not allocated yet
+    groups: tuple[Group, ...] = ()  # of a node that has several; `pages` is of all
     queues: tuple[Queue, ...] = ()
     pending: Pending | None = None
     transfers_inflight: int | None = None  # all; `transfers` may show fewer
