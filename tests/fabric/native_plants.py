@@ -118,7 +118,9 @@ PLANTS = (
     Plant(13, "an API below 1.18 asked for", "efa", ((
         "provider.cpp",
         "getinfo(device_memory ? kDeviceApiVersion : kApiVersion,",
-        "getinfo(planted(13) ? FI_VERSION(1, 17) : kApiVersion,",
+        "getinfo(planted(13)       ? FI_VERSION(1, 17)\n"
+        "                  : device_memory ? kDeviceApiVersion\n"
+        "                                  : kApiVersion,",
     ),)),
     Plant(14, "source descriptor dropped", "verbs", ((
         "group_post.cpp",

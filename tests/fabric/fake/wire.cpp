@@ -276,6 +276,8 @@ ssize_t post_write(fid_ep* fid, const fi_msg_rma* message, uint64_t flags) {
   ++ep->flying;
   all.counts["most_flying"] = std::max(all.counts["most_flying"], ep->flying);
   ++all.counts["writes"];
+  const bool more = (flags & FI_MORE) != 0;
+  if (!more) ring(*ep);
   if (is_page(write) && World::use(&all.rules.swallow_next)) return 0;
   const bool weak = rules.honours_delivery != 0 && (flags & FI_DELIVERY_COMPLETE) == 0;
   write.torn = FI_VERSION_LT(ep->domain->fabric->api, FI_VERSION(1, 18));
@@ -283,11 +285,9 @@ ssize_t post_write(fid_ep* fid, const fi_msg_rma* message, uint64_t flags) {
     copy_payload(&write);
     complete(&write, 0);  // as soon as the bytes are out of the caller's hands
   }
-  const bool more = (flags & FI_MORE) != 0;
   write.held = more && rules.holds_more != 0 && !ep->broken;
   if (more && rules.refuse_after_more == 1) rules.refuse_after_more = 2;
   all.wire.push_back(std::move(write));
-  if (!more) ring(*ep);
   signal_fd(ep->cq->fd);
   const Ep* target = find_endpoint(all.wire.back().to);
   if (target != nullptr && target->cq != nullptr) signal_fd(target->cq->fd);
