@@ -253,15 +253,17 @@ bool Group::refused_too_long(Connection* connection) {
 // write cannot be built, its transfer was stopped), the device may keep what it has for ever: a
 // write of the probe's word, which changes nothing, makes it start.
 void Group::ring(Connection* connection) {
-  if (connection->state != Connection::State::kUp) return;
+  // A lost connection too: what the device keeps for it would come back only at the fence.
   const ssize_t code = post_probe(connection);
+  if (code == 0) return;
   if (code == -FI_EAGAIN && !refused_too_long(connection)) {
     bells_owed_ = true;
-  } else if (code == -FI_EAGAIN) {
-    lose(connection, kRefused);
-  } else if (code != 0) {
-    lose(connection, hub_.library.check("fi_writemsg", code, hub_.provider.name).text());
+    return;
   }
+  connection->bell_owed = false;
+  lose(connection, code == -FI_EAGAIN
+                       ? kRefused
+                       : hub_.library.check("fi_writemsg", code, hub_.provider.name).text());
 }
 
 void Group::ring_bells() {
