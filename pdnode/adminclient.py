@@ -8,12 +8,15 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
 import msgspec
 
 from pdnode.errors import Exit, PdnodeError
+from pdnode.obs.fabric_report import Step
 from pdnode.obs.snapshot import ActionAnswer, Snapshot, Transfer, decode
 
 REQUEST_TIMEOUT_S = 30.0
@@ -59,6 +62,25 @@ class AdminClient:
         """(HTTP status, answer). One key for one call: the daemon does it once."""
         status, body = self._call("POST", action, msgspec.json.encode(fields))
         return status, msgspec.json.decode(body, type=ActionAnswer)
+
+    def steps(self, peer: str) -> Iterator[Step]:
+        """Of `pdnode fabric-test`; PdnodeError where the daemon refuses, in its words."""
+        connection = _Connection(self.path, self.timeout_s)
+        try:
+            connection.request("GET", f"/admin/v1/fabric-test?{urlencode({'peer': peer})}")
+            answer = connection.getresponse()
+            if answer.status != 200:
+                said = msgspec.json.decode(answer.read(), type=ActionAnswer)
+                raise PdnodeError(said.text)
+            while line := answer.readline():
+                yield msgspec.json.decode(line, type=Step)
+        except TimeoutError as error:
+            raise TooSlow(f"no answer on {self.path} within {self.timeout_s:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            cause = error.strerror if isinstance(error, OSError) else None
+            raise Unreachable(f"no daemon answers on {self.path}: {cause or error}") from error
+        finally:
+            connection.close()
 
     def _call(self, method: str, route: str, body: bytes | None) -> tuple[int, bytes]:
         connection = _Connection(self.path, self.timeout_s)

@@ -17,6 +17,7 @@ from typing import NoReturn
 from pdnode import __version__
 from pdnode.cliadmin import ADMIN_SOCKET, add_admin_parsers
 from pdnode.clibench import add_bench_parsers
+from pdnode.clifabric import add_fabric_test
 from pdnode.configfile import load_settings
 from pdnode.configparse import Setting
 from pdnode.configschema import DEMO_MODEL, LOG_FORMATS
@@ -412,6 +413,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     add_admin_parsers(commands, add_json=_add_json)
+    add_fabric_test(commands, add_json=_add_json)
 
     top = commands.add_parser("top", help="watch this node", description="Watch this node.")
     _top_parser(top)

@@ -8,7 +8,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -16,9 +16,10 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from pdnode.api.admin_actions import Actions, Actor, RememberedAnswers, failed
+from pdnode.api.admin_actions import ActionRefused, Actions, Actor, RememberedAnswers, failed
 from pdnode.api.httplog import http_logger
 from pdnode.obs.events import EventRing
+from pdnode.obs.fabric_report import Step
 from pdnode.obs.records import Records
 
 _http_log = http_logger("pdnode.api.admin.http")
@@ -56,6 +57,9 @@ class AdminNode(Actor, Protocol):
     def snapshot(self) -> bytes:
         """obs.snapshot.Snapshot as JSON."""
 
+    def fabric_test(self, peer: str) -> AsyncIterator[Step]:
+        """Measures the NIC pairs of a peer; ActionRefused."""
+
     def settings(self) -> Sequence[SettingValue]: ...
     def log_level(self) -> str: ...
 
@@ -78,6 +82,19 @@ class _Routes:
 
     async def config(self, _request: web.Request) -> web.Response:
         return _json(ConfigView(self._node.settings()))
+
+    async def fabric_test(self, request: web.Request) -> web.StreamResponse:
+        """`?peer=`: one JSON object a line, obs.fabric_report.Step; the last one has the report."""
+        try:
+            steps = self._node.fabric_test(request.query.get("peer", ""))
+        except ActionRefused as refused:
+            return failed(refused.status, str(refused))
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        with suppress(ConnectionError):  # the reader left
+            await response.prepare(request)
+            async for step in steps:
+                await response.write(msgspec.json.encode(step) + b"\n")
+        return response
 
     async def log_level(self, _request: web.Request) -> web.Response:
         return _json(LogLevel(self._node.log_level()))
@@ -125,6 +142,7 @@ def build_admin_app(node: AdminNode, records: Records, events: EventRing) -> web
     app.router.add_get("/admin/v1/snapshot", routes.snapshot)
     app.router.add_get("/admin/v1/transfers", routes.transfers)
     app.router.add_get("/admin/v1/requests", routes.requests)
+    app.router.add_get("/admin/v1/fabric-test", routes.fabric_test)
     app.router.add_get("/admin/v1/events", routes.events)
     app.router.add_get("/admin/v1/config", routes.config)
     app.router.add_get("/admin/v1/log-level", routes.log_level)

@@ -197,6 +197,7 @@ class Link(LinkParts):
 
     def pair_lost(self, pair: Pair, cause: str, now: float) -> list[Effect]:
         """A connection died. Before UP that ends the link; later only the last one does."""
+        self.causes[pair] = wire.clip(cause)
         if self._returns is None:
             if self.state not in OVER:
                 self._suspect({pair}, now)
@@ -290,6 +291,8 @@ class Link(LinkParts):
             case False, wire.Dispatch() | wire.Cancel() | wire.Regrant():
                 self._peer.check_key(frame.key)
             case (True, wire.NicDown()) | (False, wire.NicFenced()):
+                pass
+            case (True, wire.TestWritten()) | (False, wire.TestWrites()):
                 pass
             case _, wire.NicUp():
                 self._take_nic_up(frame, now)

@@ -8,6 +8,7 @@ from pdnode.core.heartbeat import Liveness
 from pdnode.core.link_effects import Effect, Pair, SendFrame
 from pdnode.core.link_state import HANDSHAKE, SESSION_STEPS, LinkSettings, State
 from pdnode.core.nic_return import NicReturns
+from pdnode.core.nics import nic_pairs
 from pdnode.core.peer import Broken, Peer
 from pdnode.types import Role
 
@@ -29,6 +30,7 @@ class LinkParts:
         assert len(session_token) == wire.SESSION_TOKEN_BYTES
         self.state = State.NEW
         self.live_pairs: set[Pair] = set()
+        self.causes: dict[Pair, str] = {}  # why each pair was lost last
         self.draining = False  # the peer said Drain
         self.fence_late = False  # FENCING has lasted longer than a step may
         self._hello = hello
@@ -84,6 +86,18 @@ class LinkParts:
     @property
     def last_heartbeat(self) -> wire.Heartbeat | None:
         return self._liveness.last if self._liveness else None
+
+    @property
+    def offered(self) -> tuple[wire.NicAddress, ...]:
+        """On a decode node: the NICs of the peer, once it has offered them."""
+        return () if self._offer is None else tuple(self._offer.nics)
+
+    @property
+    def known_pairs(self) -> tuple[Pair, ...]:
+        """On a decode node: every NIC pair of the session, also those that carry nothing."""
+        if self._offer is None or not self._nics:
+            return ()
+        return nic_pairs([nic.nic for nic in self._nics], sorted(n.nic for n in self._offer.nics))
 
     @property
     def gone_pairs(self) -> list[Pair]:

@@ -8,6 +8,7 @@ Who sends what, in the order of a session (D decode node, P prefill node; D open
     both Probed                                   the session is up
     D Dispatch, Cancel, Regrant, NicFenced        P Accepted, Progress, Sent, Failed, Drained,
                                                     NicDown
+    D TestWrites                                  P TestWritten
     both Heartbeat, Drain, Undrain, NicUp, Bye
 
 Only durations travel, never clock readings. A frame is at most `MAX_FRAME_BYTES`.
@@ -33,6 +34,8 @@ MAX_DIGESTS_BYTES = 1 << 20  # of one Sent
 MAX_TOKENS = 1 << 20  # of a prompt
 MAX_RUNS = 1 << 16  # of pages of a prompt
 MAX_PIECES = 1 << 14  # registrations of a region, over all NICs
+MAX_TEST_PAGES = 256
+MAX_TEST_PASSES = 1 << 20
 NONCE_BYTES = 32
 SESSION_TOKEN_BYTES = 16
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -265,6 +268,30 @@ class Regrant(Message, frozen=True, tag="regrant"):
     immediate: Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
+class TestWrites(Message, frozen=True, tag="test_writes"):
+    """Write `length` bytes of each of these pages over this pair, `passes` times; `serial`: one
+    write after the other. For `pdnode fabric-test`; what is written means nothing."""
+
+    key: Name
+    pair: Pair
+    immediate: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    pages: Annotated[list[PageRun], Meta(min_length=1, max_length=MAX_TEST_PAGES)]
+    passes: Annotated[int, Meta(ge=1, le=MAX_TEST_PASSES)]
+    length: Positive
+    serial: bool
+
+
+class TestWritten(Message, frozen=True, tag="test_written"):
+    """`seconds`: of each write, or of all of them; `cause`: why not all came back with success;
+    `clean`: nothing of it can land any more."""
+
+    key: Name
+    seconds: Annotated[list[Seconds], Meta(max_length=MAX_TEST_PAGES)]
+    cause: Text
+    clean: bool
+    mtu: Natural  # of the interface behind the prefill NIC; 0: not known
+
+
 class Drain(Message, frozen=True, tag="drain"):
     """Send me no new dispatch; what was accepted is finished."""
 
@@ -314,6 +341,8 @@ Frame = (
     | NicFenced
     | NicUp
     | Regrant
+    | TestWrites
+    | TestWritten
     | Drain
     | Undrain
     | Heartbeat

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from pdnode.api.admin import SettingValue
 from pdnode.api.admin_actions import (
@@ -22,6 +22,7 @@ from pdnode.daemon.reload import ConfigSource, Reloader, can_reload, changed_key
 from pdnode.errors import ConfigError
 from pdnode.obs import log
 from pdnode.obs import snapshot as form
+from pdnode.obs.fabric_report import Step
 from pdnode.obs.log import event
 from pdnode.obs.warnings import Condition
 from pdnode.types import Role
@@ -92,6 +93,23 @@ class Control:
             for code, text in self._parts.peers.warnings():
                 found.append(Condition(code, text, subject=text.partition(": ")[0]))
         return found
+
+    def fabric_test(self, peer: str) -> AsyncIterator[Step]:
+        """The steps of `pdnode fabric-test`; ActionRefused where there is nothing to test."""
+        test, peers = self._parts.fabric_test, self._parts.peers
+        if self._parts.config.node.role is not Role.DECODE:
+            raise ActionRefused(409, "run it on the decode node, with the name of this one")
+        if test is None or peers is None:
+            raise ActionRefused(409, "this node is loading")
+        try:
+            link = peers.offered(peer)
+        except KeyError:
+            known = ", ".join(one.name for one in peers.status())
+            raise ActionRefused(404, f"peer: one of {known or 'none'}") from None
+        if link is None:
+            error = next(one.last_error for one in peers.status() if one.name == peer)
+            raise ActionRefused(409, f"{peer}: its link is not up: {error or 'not yet tried'}")
+        return test.run(peer, link)
 
     # what it does
 

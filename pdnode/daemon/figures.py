@@ -10,6 +10,7 @@ from pdnode.core.grant import GrantState
 from pdnode.core.plan import routes
 from pdnode.core.slots import MAX_SLOTS
 from pdnode.daemon.engine import Engine
+from pdnode.daemon.fabrictest import FabricTest
 from pdnode.daemon.peering import Peering
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.transfer import Transfer
@@ -47,6 +48,7 @@ class Figures:
     peering: Peering | None = None
     verifier: PageVerifier | None = None  # of a decode node
     reload_links: Callable[[PeerConfig], None] | None = None  # new certificates for new links
+    fabric_test: FabricTest | None = None
     _unit_bytes: float = 0.0  # of what NICs receive; kept while no peer is there
 
     def read(self) -> NodeFigures:

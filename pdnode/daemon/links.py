@@ -14,6 +14,7 @@ from pdnode.core.hello import wire_geometry
 from pdnode.core.slots import SlotPool
 from pdnode.core.wire import PROTOCOL_MAX, PROTOCOL_MIN, Hello
 from pdnode.daemon.engine import Engine
+from pdnode.daemon.fabrictest import FabricTest
 from pdnode.daemon.figures import Figures
 from pdnode.daemon.peering import Peering
 from pdnode.daemon.transfer import Transfer
@@ -21,6 +22,7 @@ from pdnode.daemon.verification import Verification
 from pdnode.errors import ConfigError, Problem
 from pdnode.messenger.digests import Digester, PageVerifier
 from pdnode.messenger.dispatch import DispatchLimits
+from pdnode.messenger.fabrictest import TestReceiver, TestSender
 from pdnode.messenger.groups import SourceGroup, SourceRegion
 from pdnode.messenger.peer_link import Identity
 from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
@@ -31,6 +33,8 @@ from pdnode.messenger.stall import StallWatch
 from pdnode.models.config import ModelConfig
 from pdnode.obs.log import event
 from pdnode.obs.records import Records
+from pdnode.topology.nicfacts import mtu_of
+from pdnode.topology.sysfs import Sysfs
 from pdnode.types import Role, SessionId
 
 TICK_S = 0.25
@@ -68,11 +72,12 @@ class Links:
         await asyncio.to_thread(transfer.take_role, config)
         verification = await self._verification(stack)
         prefill = config.node.role is Role.PREFILL
-        peering = Peering(
-            self._make_push(verification.digester)
-            if prefill
-            else self._make_pull(verification.verifier)
-        )
+        if prefill:
+            push = self._make_push(verification.digester)
+            peering = Peering(push, self._make_sender(push))
+        else:
+            pull = self._make_pull(verification.verifier)
+            peering = Peering(pull, self._make_receiver(pull))
         self._parts.peering = peering
         dialer = PeerDialer(config.peer)
         stack.push_async_callback(dialer.close)
@@ -110,7 +115,7 @@ class Links:
     def _forget(self) -> None:
         """All is closed, all peers are fenced."""
         self._transfer.engine.clear()
-        self._parts.reload_links = None
+        self._parts.reload_links = self._parts.fabric_test = None
         self._parts.peers = self._parts.push = self._parts.pull = self._parts.verifier = None
 
     async def _accept_peers(self, peers: PeerManager, stack: contextlib.AsyncExitStack) -> None:
@@ -164,6 +169,29 @@ class Links:
         self._transfer.engine.on(frozenset({"reached", "overshoot"}), pull.fabric_event)
         self._parts.pull, self._parts.verifier = pull, verifier
         return pull
+
+    def _make_sender(self, push: PushMessenger) -> TestSender:
+        """For `pdnode fabric-test`, over the memory of the first rank."""
+        nics = self._transfer.nics
+        sender = TestSender(
+            fabric=self._transfer.fabric,
+            gate=self._engine.groups[0].gate,
+            region=self._regions[0][0].region,
+            geometry=self._engine.geometry,
+            next_transfer=push.next_transfer,
+            mtu_of=lambda nic: mtu_of(Sysfs(), nics[nic].name),
+        )
+        self._transfer.engine.on(frozenset({"drained", "failed", "settled"}), sender.fabric_event)
+        return sender
+
+    def _make_receiver(self, pull: PullMessenger) -> TestReceiver:
+        transfer = self._transfer
+        gate = self._engine.groups[0].gate
+        receiver = TestReceiver(fabric=transfer.fabric, gate=gate, pulls=pull)
+        transfer.engine.on(frozenset({"reached", "overshoot"}), receiver.fabric_event)
+        page_bytes = self._engine.geometry.page_bytes
+        self._parts.fabric_test = FabricTest(self._config, transfer, receiver, page_bytes)
+        return receiver
 
     def _hello(self) -> Hello:
         config = self._config

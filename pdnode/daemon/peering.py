@@ -3,6 +3,7 @@
 import logging
 
 from pdnode.core.wire import Frame
+from pdnode.messenger.fabrictest import TestReceiver, TestSender
 from pdnode.messenger.pull import PullMessenger
 from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
@@ -16,8 +17,13 @@ class Peering:
     """Implements messenger.session.SessionListener. `fences`: by cause, `returns`: NIC pairs
     that came back; since start."""
 
-    def __init__(self, messenger: PushMessenger | PullMessenger) -> None:
+    def __init__(
+        self,
+        messenger: PushMessenger | PullMessenger,
+        tester: TestSender | TestReceiver | None = None,
+    ) -> None:
         self._messenger = messenger
+        self._tester = tester
         self.fences = {"peer": 0, "nic": 0}
         self.returns = 0
 
@@ -30,10 +36,14 @@ class Peering:
             self._messenger.session_up(session)
 
     def session_frame(self, session: PeerSession, frame: Frame) -> None:
+        if self._tester is not None:
+            self._tester.frame(session, frame)
         self._messenger.session_frame(session, frame)
 
     def session_lost(self, session: PeerSession, cause: str, *, silent: bool) -> None:
         event(_log, logging.WARNING, "session.lost", "peer lost", peer=session.node, cause=cause)
+        if self._tester is not None:
+            self._tester.session_lost(session)
         if isinstance(self._messenger, PullMessenger):
             self._messenger.session_lost(session, cause, silent=silent)
         else:
@@ -44,6 +54,8 @@ class Peering:
         event(_log, logging.INFO, "session.fenced", "peer fenced", peer=session.node)
         if isinstance(self._messenger, PullMessenger):  # only it has granted pages
             self._messenger.session_fenced(session)
+        if self._tester is not None:
+            self._tester.session_fenced(session)
 
     def pair_lost(self, session: PeerSession, pair: Pair, cause: str) -> None:
         event(
@@ -64,3 +76,5 @@ class Peering:
         self.fences["nic"] += 1
         if isinstance(self._messenger, PullMessenger):
             self._messenger.pair_fenced(session, pair)
+        if self._tester is not None:
+            self._tester.pair_fenced(session, pair)

@@ -164,7 +164,14 @@ class Fabric:
         Reads one atomic: for those who watch. Completion is the event `reached`."""
 
     # sender side
-    def open_transfer(self, transfer: int, session: int, immediate: int) -> None: ...
+    def open_transfer(
+        self,
+        transfer: int,
+        session: int,
+        immediate: int,
+        pair: tuple[int, int] | None = None,
+    ) -> None:
+        """`pair`: the one connection that may carry it; None: all of the session."""
     def submit(
         self,
         transfer: int,

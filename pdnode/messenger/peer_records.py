@@ -44,6 +44,7 @@ class PeerRecord:
     state: str = "connecting"
     last_error: str = ""
     link: PeerLink | None = None
+    offered: PeerLink | None = None  # the last link on which the peer told its NICs
 
 
 class Records:
@@ -62,6 +63,14 @@ class Records:
 
     def link_of(self, name: str) -> PeerLink | None:
         return self._records[name].link
+
+    def offered(self, name: str) -> PeerLink | None:
+        """The present link of this peer, or the last one that came as far as its NICs; None if
+        none did. KeyError for an unknown peer."""
+        record = self._records[name]
+        if record.link is not None and record.link.core.offered:
+            record.offered = record.link
+        return record.offered or record.link
 
     def remove(self, name: str) -> None:
         """A table that is not configured any more."""
@@ -99,6 +108,8 @@ class Records:
             code = "peer.rejected"
             event(_log, logging.WARNING, code, "link", peer=link.address, cause=lost.cause)
             return
+        if link.core.offered:
+            record.offered = link
         was_up = record.state in ("up", "lost")
         state = "refused" if lost.refused else "lost" if was_up else "connecting"
         self._enter(record, state, lost.cause)

@@ -161,6 +161,10 @@ class PeerManager:
             link.peer for link in self._links.values() if link.peer is not None and link.peer.up
         ]
 
+    def offered(self, name: str) -> PeerLink | None:
+        """Of a peer by the name of its table: the link that knows its NICs. KeyError if unknown."""
+        return self._records.offered(name)
+
     def drop(self, session: PeerSession, text: str) -> None:
         """Lose this session on purpose: fence, then session_lost. Idempotent."""
         link = self._links.get(session.session)

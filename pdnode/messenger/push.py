@@ -237,7 +237,7 @@ class PushMessenger:
             len(frame.tokens),
             queued_at=now,
             drained_timeout_s=self._peer.drained_timeout_s,
-            next_transfer=self._next_transfer,
+            next_transfer=self.next_transfer,
         )
         destination = expand_runs(tuple(Run(run.start, run.count) for run in frame.pages))
         group = min(self._groups, key=lambda one: (self._load(one), -one.gate.pool.counts.free))
@@ -333,7 +333,8 @@ class PushMessenger:
     def _of(self, session: PeerSession) -> list[_Work]:
         return [work for work in self._work.values() if work.session is session]
 
-    def _next_transfer(self) -> TransferId:
+    def next_transfer(self) -> TransferId:
+        """A number that no transfer of this node has had."""
         self._transfers += 1
         return TransferId(self._transfers)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.admin import admin_of
-from tests.support.nodes import Client, NodeSpec, RunningNode, clients, nodes, until
+from tests.support.nodes import Client, RunningNode, clients, nodes, until
 from tests.support.prompts import random_prompt
 from tests.support.rails import NEEDS_ROOT, Rails, rails
+from tests.support.rails_nodes import pair_of
 
 pytestmark = NEEDS_ROOT
 
@@ -22,30 +23,6 @@ PROMPTS = [random_prompt(1000, seed=seed) for seed in range(6)]
 def hosts() -> Iterator[Rails]:
     with rails(NICS, mbit=500) as found:
         yield found
-
-
-def pair(model: Path, folder: Path, hosts: Rails) -> tuple[NodeSpec, NodeSpec]:
-    token = folder / "token"
-    token.write_text("0123456789abcdef0123456789abcdef")
-    token.chmod(0o600)
-    peer = {
-        "token_credential": str(token),
-        "stall_s": 1.0,
-        "link_lost_s": 30.0,
-        "connect_timeout_s": 2.0,
-        "nic_retry_s": 1.0,
-        "nic_retry_max_s": 2.0,
-    }
-    kv = {"page_tokens": 32}
-    prefill = NodeSpec(
-        "pf", "prefill", model, folder, peer=peer, kv=kv, nics=hosts.nics_there,
-        link_host=hosts.link.address_there, netns=hosts.netns,
-    )  # fmt: skip
-    decode = NodeSpec(
-        "dc", "decode", model, folder, (prefill,), policy="refuse", peer=peer, kv=kv,
-        nics=hosts.nics_here,
-    )  # fmt: skip
-    return prefill, decode
 
 
 async def ask(client: Client, prompt: list[int]) -> list[int]:
@@ -81,7 +58,7 @@ async def back(hosts: Rails, client: Client, decode: RunningNode, rail: int) -> 
 async def test_four_nics_share_the_bytes_and_one_may_die(
     wide_model: Path, tmp_path: Path, hosts: Rails
 ) -> None:
-    with nodes(*pair(wide_model, tmp_path, hosts)) as (_, decode):
+    with nodes(*pair_of(wide_model, tmp_path, hosts)) as (_, decode):
         async with clients(decode.spec) as (client,):
             await client.wait_ready(decode)
             before = [rail.received_bytes() for rail in hosts.nics]
@@ -120,7 +97,7 @@ async def test_the_sender_gives_up_and_the_link_is_back_before_the_fence(
     wide_model: Path, tmp_path: Path, hosts: Rails
 ) -> None:
     """What waits in the sender's sockets then still arrives, at a node that has not fenced."""
-    with nodes(*pair(wide_model, tmp_path, hosts)) as (prefill, decode):
+    with nodes(*pair_of(wide_model, tmp_path, hosts)) as (prefill, decode):
         async with clients(decode.spec) as (client,):
             await client.wait_ready(decode)
             reference = [await ask(client, prompt) for prompt in PROMPTS]

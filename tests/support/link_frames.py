@@ -43,6 +43,8 @@ def frames_of(peer: Role) -> dict[type[wire.Message], wire.Frame]:
             [scratch(0), memory(0)] if peer is Role.DECODE else [scratch(0)],
         ),
         wire.Regrant(key, 1 << 20),
+        wire.TestWrites(key, (0, 0), 1 << 20, [wire.PageRun(0, 1)], 1, 64, True),
+        wire.TestWritten(key, [0.1], "", True, 1500),
         wire.Drain(),
         wire.Undrain(),
         wire.Heartbeat(boot, 1, 0, 0.0, 1, False, 1, 0, 0),

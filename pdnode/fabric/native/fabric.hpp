@@ -79,7 +79,8 @@ class Fabric {
   void disarm(int slot);
   int64_t counted(int slot) const;
 
-  void open_transfer(int64_t transfer, int64_t session, int64_t immediate);
+  void open_transfer(int64_t transfer, int64_t session, int64_t immediate,
+                     std::optional<Pair> only = std::nullopt);
   void submit(const SubmitArguments& arguments, std::vector<Span> spans);
   void finish(int64_t transfer);
   void stop(int64_t transfer);

@@ -38,7 +38,8 @@ std::shared_ptr<Transfer> Fabric::find_transfer(int64_t number) const {
   return found->second;
 }
 
-void Fabric::open_transfer(int64_t number, int64_t session, int64_t immediate) {
+void Fabric::open_transfer(int64_t number, int64_t session, int64_t immediate,
+                           std::optional<Pair> only) {
   require(!find_session(session).fencing,
           "session " + std::to_string(session) + " is being fenced");
   require(transfers_.count(number) == 0, "transfer " + std::to_string(number) + " is open already");
@@ -49,7 +50,7 @@ void Fabric::open_transfer(int64_t number, int64_t session, int64_t immediate) {
           "immediate: " + std::to_string(immediate) +
               " is not slot << 20 | generation << 12 with a slot of 1 to 4095");
   transfers_[number] =
-      std::make_shared<Transfer>(number, session, static_cast<uint32_t>(immediate));
+      std::make_shared<Transfer>(number, session, static_cast<uint32_t>(immediate), only);
 }
 
 void Fabric::check_bounds(const SubmitArguments& a, const Region& region, const Session& session,

@@ -190,6 +190,8 @@ Connection* Group::choose(SessionPart* part, const Program& program, bool urgent
     Connection* connection = part->connections[index].get();
     // Only what has been proved both ways: a NIC that returns may take connections and no data.
     const bool up = connection->state == Connection::State::kUp && connection->probed;
+    const std::optional<Pair>& only = program.transfer->only;
+    if (only && connection->pair != *only) continue;
     if (!up || region->second.pieces.count(connection->pair.second) == 0) continue;
     *usable = true;
     if (!connection->has_room(urgent)) continue;

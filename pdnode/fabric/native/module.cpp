@@ -271,7 +271,8 @@ void bind_sessions(nb::class_<Fabric>& fabric) {
 
 void bind_transfers(nb::class_<Fabric>& fabric) {
   fabric
-      .def("open_transfer", &Fabric::open_transfer, "transfer"_a, "session"_a, "immediate"_a)
+      .def("open_transfer", &Fabric::open_transfer, "transfer"_a, "session"_a, "immediate"_a,
+           "pair"_a = nb::none())
       .def("submit",
            [](Fabric& self, int64_t transfer, int counter, uint64_t base, int64_t layers,
               int region, int64_t source_layer_stride, int64_t source_page_stride,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -63,12 +64,13 @@ struct Program {
 };
 
 struct Transfer {
-  Transfer(int64_t id_, int64_t session_, uint32_t immediate_)
-      : id(id_), session(session_), immediate(immediate_) {}
+  Transfer(int64_t id_, int64_t session_, uint32_t immediate_, std::optional<Pair> only_)
+      : id(id_), session(session_), immediate(immediate_), only(only_) {}
 
   const int64_t id;
   const int64_t session;
   const uint32_t immediate;  // with weight 0
+  const std::optional<Pair> only;  // the one connection it may use; none: all
 
   // Python's thread only.
   std::vector<std::shared_ptr<Program>> programs;
