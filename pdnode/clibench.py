@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from pdnode.clirails import add_bench_rails
 from pdnode.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -152,3 +153,4 @@ def add_bench_parsers(
         help="of each kind, 2 to 10000; default: 51",
     )
     add_json(planning)
+    add_bench_rails(commands, add_json=add_json)

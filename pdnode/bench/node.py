@@ -1,10 +1,11 @@
-"""One end of the transfer benchmark: a `Fabric` on loopback and its memory, in its own process."""
+"""One end of the transfer benchmark: a `Fabric` and its memory, in its own process."""
 
 import json
 import mmap
 import os
 import select
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from pdnode.errors import PdnodeError
 from pdnode.fabric._native import Event, Fabric
 
 HOST = "127.0.0.1"
+LOOPBACK = (("lo", HOST),)
 SESSION = 1
 WAIT_S = 60.0
 CONNECT_S = 10.0
@@ -60,7 +62,10 @@ class Order:
 
 
 class BenchNode:
-    """`size_bytes` of memory registered with one NIC, on loopback; the caller is one thread."""
+    """`size_bytes` of memory registered with NICs, (name, address) each; the caller is one thread.
+
+    NIC i is joined to the peer's NIC i.
+    """
 
     def __init__(
         self,
@@ -72,12 +77,18 @@ class BenchNode:
         cpu: int,
         listens: bool,
         window: int = 0,
+        nics: Sequence[tuple[str, str]] = LOOPBACK,
     ) -> None:
         self.provider = provider
+        self.nics = nics
         self.size_bytes = size_bytes
         self.fabric = Fabric(library, provider, poll, window)
-        self.fabric.add_group([("lo", HOST)], cpu)
-        self._port = self.fabric.listen(0, HOST, 0) if listens and provider == "tcp" else 0
+        self.fabric.add_group(nics, cpu)
+        self._ports = [
+            self.fabric.listen(number, address, 0)
+            for number, (_, address) in enumerate(nics)
+            if listens and provider == "tcp"
+        ]
         fd = os.memfd_create("bench", os.MFD_CLOEXEC)
         os.ftruncate(fd, size_bytes)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
@@ -92,28 +103,35 @@ class BenchNode:
             0, 1 << 63, self.size_bytes // 8, dtype=np.uint64
         )
 
-    def endpoint(self) -> bytes:
-        """What the peer connects to, after `opened`."""
-        if self._port:
-            return f"{HOST}:{self._port}".encode()
-        return b"" if self.provider == "tcp" else self.fabric.endpoint_name(SESSION, 0)
+    def endpoints(self) -> list[str]:
+        """What the peer connects to, in hexadecimal, after `opened`; none where it listens."""
+        if self.provider != "tcp":
+            found = [self.fabric.endpoint_name(SESSION, nic) for nic in range(len(self.nics))]
+        else:
+            ends = zip(self.nics, self._ports, strict=False)
+            found = [f"{address}:{port}".encode() for (_, address), port in ends]
+        return [one.hex() for one in found]
 
     def open(self, token: str, *, writable: bool) -> Descriptors:
-        self.fabric.open_session(SESSION, [0], [self.region] if writable else [], token.encode())
+        regions = [self.region] if writable else []
+        self.fabric.open_session(SESSION, range(len(self.nics)), regions, token.encode())
         self.wait("opened")
         return [
             (-1 if region < 0 else 0, pieces) for region, pieces in self.fabric.descriptors(SESSION)
         ]
 
-    def connect(self, endpoint: str) -> None:
-        self.fabric.connect(SESSION, (0, 0), bytes.fromhex(endpoint), CONNECT_S)
+    def connect(self, endpoints: list[str]) -> None:
+        for nic, endpoint in enumerate(endpoints):
+            self.fabric.connect(SESSION, (nic, nic), bytes.fromhex(endpoint), CONNECT_S)
 
     def join(self, remote: Descriptors) -> None:
         """After open() and connect(): the session is up when this returns."""
-        self.wait("connected")
+        for _ in self.nics:
+            self.wait("connected")
         self.fabric.set_remote(SESSION, remote)
         self.fabric.probe(SESSION)
-        self.wait("probed")
+        for _ in self.nics:
+            self.wait("probed")
 
     def wait(self, kind: str, **fields: object) -> Event:
         """The first event of this kind with these fields; PdnodeError if something fails."""

@@ -1,4 +1,7 @@
-"""Sender here, target in a process of its own, each on a core: one provider, joined both ways."""
+"""Sender here, target in a process of its own, each on a core: one provider, joined both ways.
+
+Over loopback, or over several NICs to a target in another network namespace.
+"""
 
 import json
 import os
@@ -7,12 +10,16 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from pdnode.bench.node import HOST, WAIT_S, BenchNode, Order, as_descriptors, encode, immediate
-from pdnode.bench.raw import RawEnd
+import numpy as np
+
+from pdnode.bench.node import LOOPBACK, WAIT_S, BenchNode, Order, as_descriptors, encode, immediate
+from pdnode.bench.raw import Pages, RawEnd
 from pdnode.errors import PdnodeError
 
 SEED = 20
@@ -26,7 +33,11 @@ def cores() -> tuple[int, int]:
 
 
 class Pair:
-    """A joined sender and target, with the core and with the bare loop, over the same memory."""
+    """A joined sender and target, with the core and with the bare loop, over the same memory.
+
+    `nics` and `there`: (name, address) of each NIC of sender and target; `prefix`: command that
+    starts the target where its NICs are.
+    """
 
     def __init__(
         self,
@@ -37,14 +48,17 @@ class Pair:
         poll: str,
         cpus: tuple[int, int],
         window: int = 0,
+        nics: Sequence[tuple[str, str]] = LOOPBACK,
+        there: Sequence[tuple[str, str]] = LOOPBACK,
+        prefix: Sequence[str] = (),
     ) -> None:
         self._raw_key = secrets.randbits(63)
         orders: dict[str, object] = {
-            "library": library, "provider": provider, "size_bytes": size_bytes, "host": HOST,
+            "library": library, "provider": provider, "size_bytes": size_bytes, "nics": there,
             "cpu": cpus[1], "raw_key": self._raw_key, "seed": SEED,
         }  # fmt: skip
         self._target = subprocess.Popen(
-            [sys.executable, "-m", "pdnode.bench.target", json.dumps(orders)],
+            [*prefix, sys.executable, "-m", "pdnode.bench.target", json.dumps(orders)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # answer() selects: nothing may wait in a buffer of ours
@@ -58,14 +72,18 @@ class Pair:
             cpu=cpus[0],
             listens=True,
             window=window,
+            nics=nics,
         )
-        self.raw = RawEnd(
-            library=library,
-            rdm=provider == "tcp-rdm",
-            host=HOST,
-            memory=self.node.memory,
-            key=self._raw_key,
-        )
+        self.raws = [
+            RawEnd(
+                library=library,
+                rdm=provider == "tcp-rdm",
+                host=address,
+                memory=self.node.memory,
+                key=self._raw_key,
+            )
+            for _, address in nics
+        ]
         self.node.fill(SEED)
         self._join(rdm=provider == "tcp-rdm")
 
@@ -85,20 +103,22 @@ class Pair:
         except subprocess.TimeoutExpired:
             self._target.kill()
             self._target.wait()
-        self.raw.close()
+        for raw in self.raws:
+            raw.close()
         self.node.close()
 
     def _join(self, *, rdm: bool) -> None:
         token = secrets.token_hex(16)
         scratch = self.node.open(token, writable=False)
-        there = self.ask("join", token=token, endpoint=self.node.endpoint().hex(), remote=scratch)
+        there = self.ask("join", token=token, endpoints=self.node.endpoints(), remote=scratch)
         if rdm:
-            self.node.connect(there["endpoint"])
+            self.node.connect(there["endpoints"])
         self.node.join(as_descriptors(there["region"]))
-        peer = self.raw.address().hex() if rdm else ""
-        address = bytes.fromhex(self.ask("raw_join", peer=peer)["address"])
-        self.raw.connect(address)
-        self.answer()
+        for nic, raw in enumerate(self.raws):
+            peer = raw.address().hex() if rdm else ""
+            address = bytes.fromhex(self.ask("raw_join", nic=nic, peer=peer)["address"])
+            raw.connect(address)
+            self.answer()
 
     def ask(self, op: str, **fields: object) -> dict[str, Any]:
         self.tell(op, **fields)
@@ -151,18 +171,30 @@ class Pair:
         return max(done_ns for _, _, _, _, done_ns, _, _ in record) - begin_ns
 
     def bare(self, order: Order, passes: int, *, window: int, gather: int) -> int:
-        """The same with the bare loop."""
-        source, target = order.pages()
-        self.ask("raw_receive", units=len(source) * passes)
-        elapsed_ns = self.raw.send(
-            key=self._raw_key,
-            source=source,
-            target=target,
-            passes=passes,
-            page_bytes=order.page_bytes,
-            window=window,
-            gather=gather,
-        )
+        """The same with the bare loop; over several NICs a thread each, with an equal share."""
+        shares = [np.array_split(pages, len(self.raws)) for pages in order.pages()]
+        sends = list(zip(self.raws, *shares, strict=True))
+        self.ask("raw_receive", units=[len(source) * passes for _, source, _ in sends])
+
+        def send(share: tuple[RawEnd, Pages, Pages]) -> int:
+            raw, source, target = share
+            return raw.send(
+                key=self._raw_key,
+                source=source,
+                target=target,
+                passes=passes,
+                page_bytes=order.page_bytes,
+                window=window,
+                gather=gather,
+            )
+
+        if len(sends) == 1:
+            elapsed_ns = send(sends[0])
+        else:
+            with ThreadPoolExecutor(len(sends)) as pool:
+                begin_ns = time.monotonic_ns()
+                list(pool.map(send, sends))
+                elapsed_ns = time.monotonic_ns() - begin_ns
         self.answer()
         self.check(order, None)
         return elapsed_ns

@@ -7,6 +7,7 @@
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -26,7 +27,7 @@ Message = dict[str, Any]
 @dataclass(slots=True)
 class Target:
     node: BenchNode
-    raw: RawEnd
+    raws: list[RawEnd]  # by NIC
     out: TextIO
     source: npt.NDArray[np.uint8]  # what the sender's memory holds
     units: int = field(default=0)  # received before the armed transfer
@@ -37,22 +38,27 @@ class Target:
 
     def join(self, message: Message) -> None:
         region = self.node.open(message["token"], writable=True)
-        self.node.connect(message["endpoint"])
-        self.answer(endpoint=self.node.endpoint().hex(), region=region)
+        self.node.connect(message["endpoints"])
+        self.answer(endpoints=self.node.endpoints(), region=region)
         self.node.join(as_descriptors(message["remote"]))
 
     def raw_join(self, message: Message) -> None:
-        self.answer(address=self.raw.address().hex())
+        raw = self.raws[message["nic"]]
+        self.answer(address=raw.address().hex())
         if message["peer"]:
-            self.raw.connect(bytes.fromhex(message["peer"]))
+            raw.connect(bytes.fromhex(message["peer"]))
         else:
-            self.raw.accept()
+            raw.accept()
         self.answer(joined=True)
 
     def raw_receive(self, message: Message) -> None:
         self.node.memory[:] = 0
         self.answer(ready=True)
-        self.raw.receive(message["units"])
+        if len(self.raws) == 1:
+            self.raws[0].receive(message["units"][0])
+        else:
+            with ThreadPoolExecutor(len(self.raws)) as pool:
+                list(pool.map(RawEnd.receive, self.raws, message["units"]))
         self.answer(received=message["units"])
 
     def arm(self, message: Message) -> None:
@@ -94,16 +100,20 @@ def run(orders: Message, source: TextIO, out: TextIO) -> None:
         poll="adaptive",
         cpu=orders["cpu"],
         listens=False,
+        nics=[(name, address) for name, address in orders["nics"]],
     )
-    raw = RawEnd(
-        library=orders["library"],
-        rdm=orders["provider"] == "tcp-rdm",
-        host=orders["host"],
-        memory=node.memory,
-        key=orders["raw_key"],
-    )
+    raws = [
+        RawEnd(
+            library=orders["library"],
+            rdm=orders["provider"] == "tcp-rdm",
+            host=address,
+            memory=node.memory,
+            key=orders["raw_key"],
+        )
+        for _, address in node.nics
+    ]
     node.fill(orders["seed"])
-    target = Target(node=node, raw=raw, out=out, source=node.memory.copy())
+    target = Target(node=node, raws=raws, out=out, source=node.memory.copy())
     operations = {
         "join": target.join,
         "raw_join": target.raw_join,
@@ -115,7 +125,8 @@ def run(orders: Message, source: TextIO, out: TextIO) -> None:
     for line in source:
         message = json.loads(line)
         operations[message["op"]](message)
-    raw.close()
+    for raw in raws:
+        raw.close()
     node.close()
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pdnode.bench.network import Rails, ip, rails
 from pdnode.obs.fabric_report import FabricReport
 from tests.support.admin import pdnode
 from tests.support.nodes import clients, nodes
-from tests.support.rails import NEEDS_ROOT, Rails, ip, rails
+from tests.support.rails import NEEDS_ROOT
 from tests.support.rails_nodes import pair_of
 
 pytestmark = NEEDS_ROOT

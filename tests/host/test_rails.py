@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pdnode.bench.network import Rails, rails
 from tests.support.admin import admin_of
 from tests.support.nodes import Client, RunningNode, clients, nodes, until
 from tests.support.prompts import random_prompt
-from tests.support.rails import NEEDS_ROOT, Rails, rails
+from tests.support.rails import NEEDS_ROOT
 from tests.support.rails_nodes import pair_of
 
 pytestmark = NEEDS_ROOT

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from pdnode.bench.network import Rails
 from tests.support.nodes import NodeSpec
-from tests.support.rails import Rails
 
 
 def pair_of(
