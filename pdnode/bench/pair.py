@@ -84,6 +84,8 @@ class Pair:
             )
             for _, address in nics
         ]
+        for raw in self.raws if len(nics) > 1 else ():
+            raw.share_core()
         self.node.fill(SEED)
         self._join(rdm=provider == "tcp-rdm")
 

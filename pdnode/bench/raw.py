@@ -94,6 +94,10 @@ class RawEnd:
         """Poll until the immediates of this many pages have arrived."""
         self._call("receive", ctypes.c_uint64(units))
 
+    def share_core(self) -> None:
+        """Give way to other loops whenever there is nothing to do."""
+        _library().raw_share_core(self._end)
+
     def close(self) -> None:
         _library().raw_close(self._end)
 

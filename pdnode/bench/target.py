@@ -112,6 +112,8 @@ def run(orders: Message, source: TextIO, out: TextIO) -> None:
         )
         for _, address in node.nics
     ]
+    for raw in raws if len(raws) > 1 else ():
+        raw.share_core()
     node.fill(orders["seed"])
     target = Target(node=node, raws=raws, out=out, source=node.memory.copy())
     operations = {

@@ -1,8 +1,8 @@
 """What a scrape shows of this node, gathered from the parts that own the numbers."""
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from pdnode.config import Config, PeerConfig
 from pdnode.core.geometry import KvGeometry
@@ -11,6 +11,7 @@ from pdnode.core.plan import routes
 from pdnode.core.slots import MAX_SLOTS
 from pdnode.daemon.engine import Engine
 from pdnode.daemon.fabrictest import FabricTest
+from pdnode.daemon.hostview import ERROR_KINDS, HostView, NicReading
 from pdnode.daemon.peering import Peering
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.transfer import Transfer
@@ -49,6 +50,8 @@ class Figures:
     verifier: PageVerifier | None = None  # of a decode node
     reload_links: Callable[[PeerConfig], None] | None = None  # new certificates for new links
     fabric_test: FabricTest | None = None
+    host: HostView | None = None
+    readings: Mapping[str, NicReading] = field(default_factory=dict)  # of the last second
     _unit_bytes: float = 0.0  # of what NICs receive; kept while no peer is there
 
     def read(self) -> NodeFigures:
@@ -131,9 +134,25 @@ class Figures:
                 bytes_received=round(int(row["received_units"]) * self._unit_bytes),
                 writes_failed=int(row["failed_writes"]),
                 line_bytes_per_s=self.transfer.line_bytes_per_s.get(str(row["name"])),
+                wire=self._wire(str(row["name"])),
+                wire_errors=self._wire_errors(str(row["name"])),
             )
             for row in self.transfer.fabric.nic_statistics()
         ]
+
+    def _wire(self, nic: str) -> dict[str, int]:
+        """What the kernel counted on a NIC, by direction; empty where it does not count."""
+        if (reading := self.readings.get(nic)) is None:
+            return {}
+        traffic = reading.traffic
+        both = {"sent": traffic.sent_bytes, "received": traffic.received_bytes}
+        return {way: count for way, count in both.items() if count is not None}
+
+    def _wire_errors(self, nic: str) -> dict[str, int]:
+        if (reading := self.readings.get(nic)) is None:
+            return {}
+        found = {kind: getattr(reading.traffic, kind) for kind in ERROR_KINDS}
+        return {kind: count for kind, count in found.items() if count is not None}
 
     def _peers(self) -> list[PeerFigures]:
         if self.peers is None:

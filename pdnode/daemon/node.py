@@ -24,6 +24,7 @@ from pdnode.config import Config
 from pdnode.daemon.collector import calm_collector
 from pdnode.daemon.control import Control
 from pdnode.daemon.engine import start_engine
+from pdnode.daemon.hostview import HostView
 from pdnode.daemon.lifecycle import Lifecycle, Phase, Restarts
 from pdnode.daemon.links import Links
 from pdnode.daemon.notify import Notifier
@@ -245,6 +246,7 @@ class Node:
         """The engine: transfer core and worker."""
         config = self._config
         self._fingerprint = await asyncio.to_thread(fingerprint, config.model.path)
+        self._parts.host = await asyncio.to_thread(HostView, config)
         threads = await asyncio.to_thread(choose_threads, config)
         wake_fds = []
         if config.node.role is not Role.COLOCATED:

@@ -22,6 +22,7 @@ def build_nics(parts: Figures, watch: Watch) -> tuple[Nic, ...]:
     found = []
     for nic in parts.nics():
         flow = watch.nics.get(nic.name)
+        reading = parts.readings.get(nic.name)
         busiest = heapq.nlargest(
             MAX_SHARES,
             (
@@ -37,7 +38,7 @@ def build_nics(parts: Figures, watch: Watch) -> tuple[Nic, ...]:
         found.append(
             Nic(
                 name=nic.name,
-                state="up",  # its device group is open; a link that is down ends its connections
+                state="down" if reading is not None and reading.state == "down" else "up",
                 provider=parts.config.fabric.provider,
                 address=addresses.get(nic.name),
                 line_bytes_per_s=nic.line_bytes_per_s,
@@ -47,9 +48,13 @@ def build_nics(parts: Figures, watch: Watch) -> tuple[Nic, ...]:
                 tx_peak_bytes_per_s=flow.tx.peak if flow else None,
                 rx_history=tuple(flow.rx.history) if flow else (),
                 tx_history=tuple(flow.tx.history) if flow else (),
-                errors=(NicErrors(kind="write", total=nic.writes_failed),),
+                numa=None if parts.host is None else parts.host.numa(nic.name),
+                errors=(
+                    NicErrors(kind="write", total=nic.writes_failed),
+                    *(NicErrors(kind=kind, total=n) for kind, n in nic.wire_errors.items()),
+                ),
                 peers=tuple(shares),
-                counters="fabric",
+                counters="kernel" if nic.wire else "fabric",
             )
         )
     return tuple(found)

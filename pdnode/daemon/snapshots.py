@@ -82,6 +82,7 @@ class Snapshots:
             last_slow=self._last_slow(now),
             latency=self._latency(now) if parts.service.may_generate() else None,
             nics=build_nics(parts, self._watch),
+            topology=None if parts.host is None else parts.host.topology,
             peers=build_peers(parts, self._watch, warnings),
             warnings=warnings[: form.MAX_WARNINGS],
             events=self._events.last(form.MAX_EVENTS),

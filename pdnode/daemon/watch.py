@@ -65,6 +65,8 @@ class Watch:
 
     async def run(self) -> None:
         while True:
+            if self._parts.host is not None:  # reads files, which may block
+                self._parts.readings = await asyncio.to_thread(self._parts.host.read)
             self.sample()
             await asyncio.sleep(SAMPLE_S)
 
@@ -103,8 +105,8 @@ class Watch:
     def _sample_nics(self, now: float) -> None:
         for nic in self._parts.nics():
             flow = self.nics.setdefault(nic.name, Flow())
-            flow.rx.sample(nic.bytes_received, now=now)
-            flow.tx.sample(nic.bytes_sent, now=now)
+            flow.rx.sample(nic.wire.get("received", nic.bytes_received), now=now)
+            flow.tx.sample(nic.wire.get("sent", nic.bytes_sent), now=now)
 
     def _sample_peers(self, now: float) -> None:
         moved = self._parts.moved_by_peer()

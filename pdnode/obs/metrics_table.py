@@ -192,6 +192,16 @@ TABLE: Mapping[str, Metric] = {
             "pdnode_nic_errors_total", "counter", "", "Failed writes of a NIC.", ("nic", "kind")
         ),
         Metric(
+            "pdnode_nic_wire_bytes_total", "counter", "bytes",
+            "All bytes that the kernel or the NIC counted; absent where it does not count.",
+            ("nic", "direction"),
+        ),
+        Metric(
+            "pdnode_nic_wire_errors_total", "counter", "",
+            "Trouble that the kernel or the NIC counted; absent where it does not count.",
+            ("nic", "kind"),
+        ),
+        Metric(
             "pdnode_nic_link_speed_bytes_per_second", "gauge", "bytes_per_second",
             "Link speed of a NIC, one direction; absent where it is not known.", ("nic",),
         ),

@@ -40,6 +40,9 @@ class NicFigures:
     bytes_received: int = 0
     writes_failed: int = 0
     line_bytes_per_s: float | None = None
+    # As the kernel counts: bytes by direction, trouble by kind. What it does not, is not there.
+    wire: Mapping[str, int] = field(default_factory=dict)
+    wire_errors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,12 @@ def _nics(nics: tuple[NicFigures, ...]) -> Iterator[GaugeMetricFamily | CounterM
         moved[(nic.name, "sent")] = nic.bytes_sent
         moved[(nic.name, "received")] = nic.bytes_received
     yield _counter("pdnode_nic_bytes_total", moved)
+    wire: Samples = {(nic.name, way): count for nic in nics for way, count in nic.wire.items()}
+    yield _counter("pdnode_nic_wire_bytes_total", wire)
+    errors: Samples = {
+        (nic.name, kind): count for nic in nics for kind, count in nic.wire_errors.items()
+    }
+    yield _counter("pdnode_nic_wire_errors_total", errors)
     yield _counter("pdnode_nic_errors_total", {(n.name, "write"): n.writes_failed for n in nics})
     speeds: Samples = {
         (n.name,): n.line_bytes_per_s for n in nics if n.line_bytes_per_s is not None
