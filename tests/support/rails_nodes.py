@@ -20,6 +20,7 @@ def pair_of(
         "connect_timeout_s": 2.0,
         "nic_retry_s": 1.0,
         "nic_retry_max_s": 2.0,
+        "verify": "twice",
         **changes,
     }
     kv = {"page_tokens": 32}
