@@ -85,21 +85,25 @@ def _check_config(args: argparse.Namespace) -> int:
     problems: list[Problem] = []
     warnings: list[Problem] = []
     settings: tuple[Setting, ...] = ()
+    nics: list[tuple[str, str]] = []
     try:
         loaded = load_settings(path, allow_test_provider=args.allow_test_provider)
         settings = loaded.settings
         if args.host:
-            from pdnode.confighost import check_host, host_warnings
+            from pdnode.confighost import check_host, host_warnings, nic_notes
 
+            nics = nic_notes(loaded.config)
             problems = check_host(loaded.config)
             warnings = host_warnings(loaded.config)
     except ConfigError as error:
         problems = error.problems
     if args.json:
-        _print_check(problems, warnings, settings if args.print_effective else None)
+        _print_check(problems, warnings, nics, settings if args.print_effective else None)
     else:
         for setting in settings if args.print_effective else ():
             print(f"{setting.where} = {setting.value}  # {setting.origin}")
+        for name, reason in nics:
+            _say(f"NIC {name}: {reason}")
         for problem in problems:
             _say(str(problem))
         for warning in warnings:
@@ -112,12 +116,14 @@ def _check_config(args: argparse.Namespace) -> int:
 def _print_check(
     problems: Sequence[Problem],
     warnings: Sequence[Problem],
+    nics: Sequence[tuple[str, str]],
     settings: Sequence[Setting] | None,
 ) -> None:
     out: dict[str, object] = {
         "valid": not problems,
         "problems": [{"where": problem.where, "text": problem.text} for problem in problems],
         "warnings": [{"where": warning.where, "text": warning.text} for warning in warnings],
+        "nics": [{"name": name, "reason": reason} for name, reason in nics],
     }
     if settings is not None:
         out["settings"] = [
@@ -303,10 +309,16 @@ def _topology(args: argparse.Namespace) -> int:
         host = detect(sysfs or LIVE)
         host = override(host, file) if file is not None else host
     placement = place(host, policy)
+    notes: list[tuple[str, str]] = []
+    if args.config and sysfs == LIVE:
+        from pdnode.confighost import nic_notes
+
+        notes = nic_notes(config)
     if args.json:
-        print(json.dumps(as_json(placement)))
+        extra = {"node": [{"name": name, "reason": text} for name, text in notes]} if notes else {}
+        print(json.dumps(as_json(placement) | extra))
     else:
-        print("\n".join(as_lines(placement)))
+        print("\n".join([*as_lines(placement), *(f"node: {name} {text}" for name, text in notes)]))
     return Exit.OK
 
 

@@ -3,6 +3,7 @@
 Imports no torch and opens no device; everything that is looked at is let go again at once.
 """
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from pdnode.config import Config, NicConfig
+from pdnode.configchoice import choose_nics, chooses, with_chosen_nics
 from pdnode.configkinds import HostPort
 from pdnode.confignics import memlock_problem, nic_problems, nic_warnings
 from pdnode.configparse import complete_nic
@@ -51,11 +53,12 @@ def _unresolved(config: Config) -> Iterator[tuple[int, NicConfig]]:
 
 
 def resolve_nics(config: Config) -> Config:
-    """`config` with an address for every NIC.
+    """`config` with an address for every NIC; where it names none, with those of this host.
 
     Raises DeviceMissing where a NIC is not on this host or has no address, ConfigError where the
     addresses found break a rule (loopback advertised to other hosts, a NIC listed twice).
     """
+    config = with_chosen_nics(config, _first_address)
     nics = list(config.fabric.nics)
     missing = []
     for index, nic in _unresolved(config):
@@ -153,6 +156,9 @@ def check_host(config: Config) -> list[Problem]:
             config = resolve_nics(config)
         except ConfigError as error:
             problems += error.problems
+        except DeviceMissing as error:
+            where, _, text = str(error).partition(": ")
+            problems.append(Problem(where, text, device=True))
     wanted = [(listener.where, listener.address) for listener in listeners(config)]
     for index, nic in enumerate(config.fabric.nics):
         if nic.address:
@@ -174,8 +180,24 @@ def _topology_problems(config: Config) -> list[Problem]:
 
 def host_warnings(config: Config) -> list[Problem]:
     """What works but costs speed, and what is odd about the host; nothing of it stops a node."""
+    with contextlib.suppress(DeviceMissing, ConfigError):  # check_host says it
+        config = with_chosen_nics(config, _first_address)
     host = detect()
     if config.topology.file and not _topology_problems(config):
         host = override(host, read_topology_file(Path(config.topology.file)))
     odd = [Problem("topology", text) for text in host.problems]
     return odd + list(nic_warnings(config, host, Sysfs()))
+
+
+def nic_notes(config: Config) -> list[tuple[str, str]]:
+    """(NIC, why) of those that the node will take, where the configuration leaves it to the host;
+    and, of the others, why not."""
+    if not chooses(config):
+        return []
+    try:
+        choice = choose_nics(config, _first_address)
+    except ConfigError:
+        return []
+    return [(one.nic.name, f"taken: {one.reason}") for one in choice.chosen] + [
+        (one.nic.name, f"not taken: {one.reason}") for one in choice.refused
+    ]

@@ -153,12 +153,6 @@ def _heartbeat(config: Config) -> Iterator[Problem]:
 
 
 def _nics_listed(config: Config) -> Iterator[Problem]:
-    if not config.fabric.nics and config.node.role is not Role.COLOCATED:
-        yield Problem(
-            "fabric.nics",
-            "at least one [[fabric.nics]] table is needed: the provider is "
-            f'"{config.fabric.provider}" and not every peer is on loopback',
-        )
     names = Counter(nic.name for nic in config.fabric.nics)
     addresses = Counter(nic.address for nic in config.fabric.nics if nic.address)
     for index, nic in enumerate(config.fabric.nics):
@@ -207,7 +201,7 @@ def _provider(config: Config) -> Iterator[Problem]:
 
 TEST_PROVIDER_RULE = Rule(("fabric.provider",), _provider)
 NIC_RULES = (
-    Rule(("fabric.nics", "fabric.provider", "node.role", "peer.listen", "prefill"), _nics_listed),
+    Rule(("fabric.nics",), _nics_listed),
     Rule(("fabric.nics", "node.role", "peer.listen", "prefill"), _nic_addresses),
     Rule(
         ("api.listen", "peer.listen", "fabric.port", "fabric.nics", "fabric.provider", "node.role"),

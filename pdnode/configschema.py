@@ -263,7 +263,8 @@ FABRIC = Table(
 
 NIC = Table(
     "fabric.nics",
-    "One per NIC. May be left out where every peer is on this host (loopback).",
+    "One per NIC. None: loopback where every peer is on this host, else those that are near to the "
+    "GPUs or, without one, all that are of use; `pdnode check-config --host` says which and why.",
     (
         Key("name", _NAME, None, "Network interface or RDMA device.", sample="lo"),
         Key(

@@ -77,6 +77,9 @@ class Fabric:
         """iov_limit, rma_iov_limit, max_message_bytes, cq_data_size, mr_mode, endpoint
         ("msg" | "rdm"), session_registration (fence needs registrations per session),
         posts_receives, delivery (what its completion means), window."""
+    def devices(self) -> list[tuple[str, str, str, int]]:
+        """What the provider lists, without opening anything: (name, PCI address as sysfs writes
+        it, link "up" | "down", bits a second); "" and 0 where it does not say."""
     @property
     def event_fd(self) -> int: ...
     def take_events(self, most: int = 256) -> list[Event]: ...

@@ -87,7 +87,9 @@ def test_exit_codes_of_processes(config: Path, tmp_path: Path) -> None:
 def test_json_of_check_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["check-config", "--config", str(config), "--json"]
     assert cli.main(args) == 0
-    assert json.loads(capsys.readouterr().out) == {"valid": True, "problems": [], "warnings": []}
+    assert json.loads(capsys.readouterr().out) == {
+        "valid": True, "problems": [], "warnings": [], "nics": [],
+    }  # fmt: skip
     assert cli.main([*args, "--print-effective"]) == 0
     settings = json.loads(capsys.readouterr().out)["settings"]
     assert {"key": "node.id", "value": '"n1"', "origin": "file"} in settings

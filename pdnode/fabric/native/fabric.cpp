@@ -57,6 +57,12 @@ Fabric::Fabric(const std::string& library, const std::string& provider, const st
                                static_cast<int64_t>(silence_s * 1e9), device_memory);
 }
 
+std::vector<Device> Fabric::devices() const {
+  std::vector<Device> found;
+  require(list_devices(hub_->library, hub_->provider, &found));
+  return found;
+}
+
 Fabric::~Fabric() { close(); }
 
 void Fabric::close() {

@@ -51,6 +51,7 @@ class Fabric {
   const fi_info& info() const { return *info_.get(); }
   const Provider& provider() const { return hub_->provider; }
   Limits posting() const { return limits_of(hub_->provider, info(), hub_->window); }
+  std::vector<Device> devices() const;
   int event_fd() const;
   std::vector<Event> take_events(size_t most);
 

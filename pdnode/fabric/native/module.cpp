@@ -214,6 +214,15 @@ void bind_set_up(nb::class_<Fabric>& fabric) {
            "device_memory"_a = false)
       .def_prop_ro("library_version", &Fabric::library_version)
       .def_prop_ro("limits", &limits)
+      .def("devices",
+           [](const Fabric& self) {
+             nb::list found;
+             for (const Device& device : self.devices()) {
+               found.append(nb::make_tuple(device.name, device.pci, device.state,
+                                           device.bits_per_s));
+             }
+             return found;
+           })
       .def_prop_ro("event_fd", &Fabric::event_fd)
       .def("take_events", &Fabric::take_events, "most"_a = 256)
       .def("add_group", &Fabric::add_group, "nics"_a, "cpu"_a = -1,

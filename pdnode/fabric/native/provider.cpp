@@ -1,6 +1,8 @@
 #include "provider.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstring>
 
 #include "compat.hpp"
@@ -93,6 +95,41 @@ Error query(const Library& library, const Provider& provider, const std::string&
   }
   return Error("provider '" + std::string(provider.name) + "' is not available in " +
                library.path() + " with 32-bit immediates");
+}
+
+Error list_devices(const Library& library, const Provider& provider, std::vector<Device>* found) {
+  const Info hints = make_hints(library, provider, "");
+  if (!hints) return Error("fi_dupinfo: out of memory");
+  fi_info* first = nullptr;
+  const int code = library.getinfo(kApiVersion, nullptr, nullptr, 0, hints.get(), &first);
+  if (code == -FI_ENODATA || code == -FI_ENOSYS) return Error();
+  if (Error error = library.check("fi_getinfo", code, provider.name)) return error;
+  const Info all(&library, first);
+  for (const fi_info* one = first; one != nullptr; one = one->next) {
+    if (std::strcmp(one->fabric_attr->prov_name, provider.prov_name) != 0) continue;
+    Device device;
+    device.name = one->domain_attr->name != nullptr ? one->domain_attr->name : "";
+    const bool known = std::any_of(found->begin(), found->end(), [&device](const Device& other) {
+      return other.name == device.name;
+    });
+    if (known) continue;
+    if (const fid_nic* nic = one->nic) {
+      if (nic->bus_attr != nullptr && nic->bus_attr->bus_type == FI_BUS_PCI) {
+        const fi_pci_attr& pci = nic->bus_attr->attr.pci;
+        std::array<char, 32> text{};
+        std::snprintf(text.data(), text.size(), "%04x:%02x:%02x.%x", pci.domain_id, pci.bus_id,
+                      pci.device_id, pci.function_id);
+        device.pci = text.data();
+      }
+      if (nic->link_attr != nullptr) {
+        if (nic->link_attr->state == FI_LINK_UP) device.state = "up";
+        if (nic->link_attr->state == FI_LINK_DOWN) device.state = "down";
+        device.bits_per_s = nic->link_attr->speed;
+      }
+    }
+    found->push_back(std::move(device));
+  }
+  return Error();
 }
 
 Limits limits_of(const Provider& provider, const fi_info& info, uint32_t most_writes) {

@@ -5,6 +5,7 @@
 #include <rdma/fi_endpoint.h>
 
 #include <string>
+#include <vector>
 
 #include "error.hpp"
 #include "library.hpp"
@@ -40,6 +41,14 @@ std::string provider_names();
 // empty: any address; else it is our own.
 Error query(const Library& library, const Provider& provider, const std::string& node,
             const std::string& service, const std::string& domain, bool device_memory, Info* info);
+
+// A device as the provider lists it. Empty and 0: it does not say.
+struct Device {
+  std::string name, pci, state;  // pci as sysfs writes it; state: up, down
+  uint64_t bits_per_s = 0;
+};
+
+Error list_devices(const Library& library, const Provider& provider, std::vector<Device>* found);
 
 // Limits of posting, from the provider's attributes and our own bounds; `most_writes` (0: none)
 // bounds the window further.
