@@ -15,7 +15,8 @@ def link_of(node: str | None) -> PeerLink:
         draining=False,
         stalled=False,
         rtt_s=0.5,
-        heard_at=None, offered=(),
+        heard_at=None,
+        offered=(),
     )
     return cast(PeerLink, SimpleNamespace(core=core, over=False, address="10.0.0.1", peer=None))
 

@@ -98,7 +98,7 @@ Error query(const Library& library, const Provider& provider, const std::string&
 }
 
 Error list_devices(const Library& library, const Provider& provider, std::vector<Device>* found) {
-  const Info hints = make_hints(library, provider, "");
+  const Info hints = make_hints(library, provider, "", false);
   if (!hints) return Error("fi_dupinfo: out of memory");
   fi_info* first = nullptr;
   const int code = library.getinfo(kApiVersion, nullptr, nullptr, 0, hints.get(), &first);
