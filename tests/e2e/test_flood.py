@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pdnode.obs.records import TransferRecord
-from tests.support.nodes import Client, NodeSpec, cluster, transfers
+from tests.support.nodes import PATIENT, Client, NodeSpec, cluster, transfers
 from tests.support.prompts import random_prompt
 
 CHUNK_TOKENS = 64
@@ -79,10 +79,13 @@ async def test_a_flood_of_long_prompts_delays_others_little(
     # The prefill node has pages for eight long prompts, and places for fewer than the flood sends.
     engine = {"chunk_tokens": CHUNK_TOKENS, "max_waiting": 24}
     prefill = NodeSpec(
-        "pf", "prefill", tiny_model, tmp_path, engine=engine, kv={"pool_bytes": "16MiB"}
-    )
+        "pf", "prefill", tiny_model, tmp_path,
+        engine=engine, kv={"pool_bytes": "16MiB"}, peer=PATIENT,
+    )  # fmt: skip
     names = ("flood", *QUIET_NODES)
-    decodes = [NodeSpec(name, "decode", tiny_model, tmp_path, (prefill,)) for name in names]
+    decodes = [
+        NodeSpec(name, "decode", tiny_model, tmp_path, (prefill,), peer=PATIENT) for name in names
+    ]
     async with cluster(prefill, *decodes) as (_, (p, flood, *quiet)):
         wanted = {size: await quiet[0].tokens(random_prompt(size, seed=2), 4) for size in OWN_SIZES}
         waits: list[list[int]] = []

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.census import settled
 from tests.support.hostile_http import HostileRequest, HostileRequests
-from tests.support.nodes import NodeSpec, cluster
+from tests.support.nodes import PATIENT, NodeSpec, cluster
 from tests.support.unharmed import assert_held, assert_unharmed, while_right
 
 REQUESTS = int(os.environ.get("PDNODE_FUZZ_REQUESTS", "3000"))
@@ -80,8 +80,8 @@ async def attack(
 
 
 async def test_requests_of_any_kind(tiny_model: Path, tmp_path: Path) -> None:
-    prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path)
-    decode = NodeSpec("dc", "decode", tiny_model, tmp_path, (prefill,))
+    prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path, peer=PATIENT)
+    decode = NodeSpec("dc", "decode", tiny_model, tmp_path, (prefill,), peer=PATIENT)
     async with cluster(prefill, decode) as (running, (p, d)):
         await while_right(d, lambda: True)
         before = await settled(*running)
@@ -141,9 +141,9 @@ def half_open(where: str | int, data: bytes) -> Iterator[list[socket.socket]]:
 
 async def test_half_open_connections(tiny_model: Path, tmp_path: Path) -> None:
     """500 to one listener after the other: others are served, and nothing of them is left."""
-    prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path)
-    decode = NodeSpec("dc", "decode", tiny_model, tmp_path, (prefill,))
-    late = NodeSpec("late", "decode", tiny_model, tmp_path, (prefill,))
+    prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path, peer=PATIENT)
+    decode = NodeSpec("dc", "decode", tiny_model, tmp_path, (prefill,), peer=PATIENT)
+    late = NodeSpec("late", "decode", tiny_model, tmp_path, (prefill,), peer=PATIENT)
     async with cluster(prefill, decode) as (running, (_, d)):
         await while_right(d, lambda: True)
         before = await settled(*running)

@@ -15,7 +15,7 @@ import pytest
 from pdnode.types import Role
 from tests.support.census import settled
 from tests.support.hostile import HostileNode, hello_of
-from tests.support.nodes import NodeSpec, RunningNode, cluster
+from tests.support.nodes import PATIENT, NodeSpec, RunningNode, cluster
 from tests.support.unharmed import assert_held, assert_unharmed, while_right
 
 FRAMES = int(os.environ.get("PDNODE_FUZZ_FRAMES", "20000")) // 2  # by decode nodes, and by prefill
@@ -67,7 +67,7 @@ async def fuzz(
 
 
 async def test_hostile_decode_nodes(tiny_model: Path, tmp_path: Path, secret: Path) -> None:
-    peer = {"token_credential": str(secret), "connect_timeout_s": 2.0, "drained_timeout_s": 2.0}
+    peer = PATIENT | {"token_credential": str(secret), "drained_timeout_s": 2.0}
     prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path, peer=peer, kv={"pool_bytes": "8MiB"})
     decode = NodeSpec("dc", "decode", tiny_model, tmp_path, (prefill,), peer=peer)
     async with cluster(prefill, decode) as (running, (p, d)):
@@ -87,9 +87,9 @@ async def test_hostile_decode_nodes(tiny_model: Path, tmp_path: Path, secret: Pa
 
 async def test_a_hostile_prefill_node(tiny_model: Path, tmp_path: Path, secret: Path) -> None:
     """It is believed when it says that it will answer; what it delays goes elsewhere."""
-    peer = {
-        "token_credential": str(secret), "connect_timeout_s": 2.0, "drained_timeout_s": 1.0,
-        "request_stall_s": 1.0, "reconnect_max_s": 0.2,
+    peer = PATIENT | {
+        "token_credential": str(secret), "drained_timeout_s": 1.0, "request_stall_s": 1.0,
+        "reconnect_max_s": 0.2,
     }  # fmt: skip
     prefill = NodeSpec("pf", "prefill", tiny_model, tmp_path, peer=peer)
     token = secret.read_bytes()

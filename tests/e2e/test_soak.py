@@ -19,7 +19,15 @@ import pytest
 from tests.support.admin import admin_of
 from tests.support.census import census, descriptors, grown_bytes, settled
 from tests.support.model import smollm2_dir
-from tests.support.nodes import Client, NodeSpec, RunningNode, clients, nodes, shared_memory
+from tests.support.nodes import (
+    PATIENT,
+    Client,
+    NodeSpec,
+    RunningNode,
+    clients,
+    nodes,
+    shared_memory,
+)
 from tests.support.prompts import random_prompt
 from tests.support.reference import load_reference
 
@@ -140,8 +148,10 @@ async def soak(running: list[RunningNode], cases: list[Case], requests: int, set
 
 def pair(model: Path, folder: Path, **kv: object) -> tuple[NodeSpec, NodeSpec]:
     node = {"log_level": "info"}
-    prefill = NodeSpec("pf", "prefill", model, folder, kv=kv, node=node)
-    return prefill, NodeSpec("dc", "decode", model, folder, (prefill,), kv=kv, node=node)
+    prefill = NodeSpec("pf", "prefill", model, folder, kv=kv, node=node, peer=PATIENT)
+    return prefill, NodeSpec(
+        "dc", "decode", model, folder, (prefill,), kv=kv, node=node, peer=PATIENT
+    )
 
 
 async def test_soak_tiny(tiny_model: Path, tmp_path: Path) -> None:
