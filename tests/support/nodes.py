@@ -23,7 +23,7 @@ Record = TypeVar("Record")
 READY_TIMEOUT_S = 180.0  # four nodes import torch at once, on a busy machine
 STOP_TIMEOUT_S = 30.0
 EVENT_TIMEOUT_S = 20.0
-PATIENT = {"link_lost_s": 30.0}
+PATIENT = {"link_lost_s": 30.0, "request_stall_s": 300.0}
 """`[peer]` of nodes that are not to lose each other on a machine that has far too much to do."""
 
 
