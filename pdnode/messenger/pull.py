@@ -273,7 +273,8 @@ class PullMessenger:
             case wire.Sent():
                 return self._heard_digests(pull, frame, now)
             case wire.Failed():
-                return pull.grant.failed(_cause(frame.cause), frame.text, frame.pairs, now)
+                text = wire.clip(frame.text)
+                return pull.grant.failed(_cause(frame.cause), text, frame.pairs, now)
             case wire.Drained():
                 pull.queue_s, pull.prefill_s = frame.queue_s, frame.prefill_s
                 return pull.grant.drain_done(now)
@@ -470,7 +471,10 @@ class PullMessenger:
 
 
 def _cause(word: str) -> FailCause:
-    return FailCause(word) if word in set(FailCause) else FailCause.WRITE
+    """As a peer says it. That pages are corrupt is only ever found here: no other peer is asked
+    then, which a peer has no say in."""
+    known = set(FailCause) - {FailCause.CORRUPT}
+    return FailCause(word) if word in known else FailCause.WRITE
 
 
 def _first_pages(runs: tuple[Run, ...], count: int) -> list[wire.PageRun]:

@@ -140,10 +140,13 @@ async def test_failed_frees_nothing_before_drained(node: Node) -> None:
     assert node.pulls.figures.failures == {"engine": 1}
 
 
-async def test_an_unknown_cause_of_a_newer_peer_is_a_write_failure(node: Node) -> None:
+@pytest.mark.parametrize("cause", ["sunspots", FailCause.CORRUPT])
+async def test_a_cause_that_a_peer_may_not_name_is_a_write_failure(node: Node, cause: str) -> None:
+    """Unknown ones are of a newer peer; that pages are corrupt is for this node to find."""
     pull = node.begin()
-    node.hear(wire.Failed("dboot:1", "sunspots", "x", []))
-    assert (await pull.outcome).cause is FailCause.WRITE
+    node.hear(wire.Failed("dboot:1", cause, "x" * 16_000, []))
+    outcome = await pull.outcome
+    assert (outcome.cause, len(outcome.text)) == (FailCause.WRITE, wire.MAX_TEXT)
 
 
 async def test_failed_pairs_are_fenced_and_answered(node: Node) -> None:
