@@ -44,7 +44,7 @@ def targets(prefill: NodeSpec, decode: NodeSpec) -> list[Target]:
 
 
 async def exchange(where: str | int, request: HostileRequest) -> int | None:
-    """Status of the answer; None if there was none, which only a broken request may get."""
+    """Status of the answer; None if there was none."""
     if isinstance(where, str):
         reader, writer = await asyncio.open_unix_connection(where)
     else:
@@ -60,7 +60,6 @@ async def exchange(where: str | int, request: HostileRequest) -> int | None:
     finally:
         writer.transport.abort()
     words = head.split()
-    assert not request.whole or len(words) > 1, f"no answer to {request.data[:2000]!r}"
     if len(words) < 2:
         return None
     assert words[0].startswith(b"HTTP/"), head  # the version may be what the request said
@@ -77,6 +76,9 @@ async def attack(
         status = await exchange(where, request)
         statuses[f"{name} {status}"] += 1
         assert status is None or status < 500, (name, status, request.data[:4000])
+        # The others answer before they have read a body, and the reset may overtake the answer.
+        reads = request.whole and name == "decode api"
+        assert status is not None or not reads, request.data[:4000]
 
 
 async def test_requests_of_any_kind(tiny_model: Path, tmp_path: Path) -> None:
