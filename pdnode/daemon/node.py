@@ -45,7 +45,6 @@ from pdnode.obs.log import event
 from pdnode.obs.records import Records
 from pdnode.types import BootId, Role
 
-TICK_S = 0.25
 _log = logging.getLogger(__name__)
 
 

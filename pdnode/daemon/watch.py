@@ -92,8 +92,9 @@ class Watch:
         self.peaks[queue] = max(self.peaks[queue], depth)
 
     def _count(self, name: str, total: int, now: float) -> None:
-        """What a counter of another part has grown by."""
-        self.ended.add(name, total - self._totals[name], now=now)
+        """What a counter of another part has grown by; it begins at 0 again with another engine."""
+        before = self._totals[name] if total >= self._totals[name] else 0
+        self.ended.add(name, total - before, now=now)
         self._totals[name] = total
 
     def _prompt_tokens(self) -> int:
