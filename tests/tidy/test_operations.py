@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from pdnode import errors
 from tests.tidy.repository import ROOT
 
 CODE = re.compile(r"[a-z]+\.[a-z_]+|log_held_back")
@@ -39,3 +40,17 @@ def test_every_event_is_listed_and_every_listed_event_exists() -> None:
     listed = re.findall(r"^\| `([^`]+)` \| (?:debug|info|warning|error) \|", text, re.MULTILINE)
     assert sorted(listed) == sorted(set(listed))
     assert set(listed) == found
+
+
+def test_every_exit_code_and_every_error_that_is_not_the_clients_is_explained() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    _, _, section = text.partition("\n## Exit codes and errors\n")
+    section, _, _ = section.partition("\n## ")
+    exits = [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)]
+    assert exits == sorted(code.value for code in errors.Exit)
+    causes = [errors.Cause, *errors.Cause.__subclasses__()]
+    wanted = {
+        (kind.code, kind.status) for kind in causes if kind.status == 429 or kind.status >= 500
+    }
+    listed = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE)
+    assert {(code, int(status)) for code, status in listed} == wanted
