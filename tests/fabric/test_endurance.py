@@ -89,7 +89,7 @@ def test_sessions_leave_nothing_behind(nodes: tuple[Node, Node]) -> None:
     (resident, descriptors), *counts = at_start
     (after, open_now), *counts_now = settled(nodes)
     assert counts_now == counts == [(0, 0)] * 2
-    assert open_now == descriptors
+    assert open_now <= descriptors  # at the start a socket may have been closing still
     assert after - resident < MOST_GROWTH_BYTES
 
 

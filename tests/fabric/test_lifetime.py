@@ -87,6 +87,7 @@ SIGNALS = """
 import os, signal, sys
 said = []
 signal.signal(signal.SIGTERM, lambda number, frame: said.append(number))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without
 from tests.fabric.fabric_node import Node
 node = Node(sys.argv[1])
 node.open(1)
