@@ -4,7 +4,6 @@ is done, and it outlives them."""
 import asyncio
 import contextlib
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -64,7 +63,7 @@ def load(spec: NodeSpec) -> Iterator[None]:
     try:
         yield
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         process.wait(30)
 
 
