@@ -33,7 +33,15 @@ FIGURES = NodeFigures(
     ),
     queues=(QueueFigures("waiting", depth=2, limit=256), QueueFigures("kv-drain", 3, None)),
     nics=(
-        NicFigures("mlx5_0", 10, 20, writes_failed=1, line_bytes_per_s=5e10),
+        NicFigures(
+            "mlx5_0",
+            10,
+            20,
+            writes_failed=1,
+            line_bytes_per_s=5e10,
+            wire={"sent": 15, "received": 16},
+            wire_errors={"drops": 17},
+        ),
         NicFigures("mlx5_1"),
     ),
     transfer_failures={"peer_lost": 5},
@@ -97,6 +105,9 @@ async def test_figures_of_the_node_are_read_at_scrape() -> None:
     assert value(text, "pdnode_nic_bytes_total", nic="mlx5_0", direction="sent") == 10
     assert value(text, "pdnode_nic_bytes_total", nic="mlx5_0", direction="received") == 20
     assert value(text, "pdnode_nic_errors_total", nic="mlx5_0", kind="write") == 1
+    assert value(text, "pdnode_nic_wire_bytes_total", nic="mlx5_0", direction="sent") == 15
+    assert value(text, "pdnode_nic_wire_bytes_total", nic="mlx5_0", direction="received") == 16
+    assert value(text, "pdnode_nic_wire_errors_total", nic="mlx5_0", kind="drops") == 17
     speeds = [labels for name, labels in samples(text) if "link_speed" in name]
     assert speeds == [frozenset({("nic", "mlx5_0")})]  # not known is not 0
     assert value(text, "pdnode_nic_link_speed_bytes_per_second", nic="mlx5_0") == 5e10

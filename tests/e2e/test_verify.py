@@ -39,7 +39,7 @@ class Memory:
 
     def flip(self, page: int, layer: int) -> None:
         """One bit in the middle of a page of one layer."""
-        engine = self.node._engine
+        engine = self.node._parts.engine
         assert engine is not None
         geometry, worker = engine.geometry, engine.groups[0].worker
         fd = worker.region_fds[0]
@@ -57,7 +57,7 @@ async def start(spec: NodeSpec, stack: contextlib.AsyncExitStack) -> Node:
     running = asyncio.create_task(node.run())
 
     async def end() -> None:
-        node._stop.set()
+        node._life.signalled()
         await running
         gc.collect()  # the core, before the end of the process
 
@@ -128,9 +128,9 @@ async def nothing_is_found_where_nothing_is_wrong(node: Node, client: Client) ->
     assert (pages["completion"], pages["release"]) == (26, 24)
     assert not any(counted(metrics, "mismatches").values())
     assert await warning(client, "pf") == ""
-    pool = node._engine.groups[0].gate.pool
+    pool = node._parts.engine.groups[0].gate.pool
     assert len(pool.withheld) == CANARIES
-    assert pool.counts.free == node._engine.geometry.pages - CANARIES
+    assert pool.counts.free == node._parts.engine.geometry.pages - CANARIES
 
 
 async def a_page_changes_before_it_is_read(
@@ -166,8 +166,8 @@ async def a_page_changes_before_it_is_read(
 async def a_page_changes_while_it_is_read(node: Node, client: Client) -> None:
     events = client.events(PROMPT, 1500)
     await anext(events)
-    assert node._pull is not None
-    [pull] = node._pull.open()
+    assert node._parts.pull is not None
+    [pull] = node._parts.pull.open()
     first = pull.pages[0].start
     Memory(node).flip(first + 11, layer=3)
     Memory(node).flip(first + 12, layer=0)  # in the last page this node itself writes
@@ -181,7 +181,7 @@ async def a_page_changes_while_it_is_read(node: Node, client: Client) -> None:
 
 
 async def somebody_writes_to_a_canary(node: Node, client: Client) -> None:
-    page = node._engine.groups[0].gate.pool.withheld[2]
+    page = node._parts.engine.groups[0].gate.pool.withheld[2]
     Memory(node).flip(page, layer=1)
     assert (await mismatches(client, "canary"))["canary"] == 1
     assert (await warning(client, "canary")).startswith(f"canary page {page}, layer 1 was")
