@@ -129,6 +129,7 @@ class Load:
         self._open: list[int] = []
         for _ in range(-(-writes // LOAD_TRANSFER_WRITES)):
             self._add()
+        self._wait_taken()
 
     def _add(self) -> None:
         slot, value = self._pair.arm(LOAD_TRANSFER_WRITES, scrub=False)
@@ -140,6 +141,17 @@ class Load:
             spans=[(1, 1, 1)],
         )
         self._open.append(slot)
+
+    def _wait_taken(self) -> None:
+        """The progress thread has made the records of all: milliseconds for each transfer. It takes
+        orders in their order, and this last one has nothing to write.
+        """
+        slot, value = self._pair.arm(1, scrub=False)
+        self._pair.node.push(
+            transfer=slot, immediate=value, page_bytes=LOAD_BYTES, passes=1, spans=[]
+        )
+        self._pair.node.wait("drained", transfer=slot)
+        self._pair.node.fabric.close_transfer(slot)
 
     def stop(self) -> None:
         """Raises PdnodeError if the load was over before: then it was not always there."""
