@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 
-from pdnode.bench import compare_report
+import pytest
+
+from pdnode.bench import busy, compare_report
 from pdnode.bench.busy import OthersMeter
 from pdnode.bench.compare import HALF, SPLIT, Comparison, Variant
 from pdnode.bench.figures import Quantiles
@@ -48,17 +48,27 @@ def test_json_has_every_figure() -> None:
     assert found["ttft_minus_s"] == {HALF: 0.25}
 
 
-def test_others_are_all_but_this_process_and_those_named() -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    busy = "import sys, time\nsys.stdin.read(1)\nwhile time.process_time() < 1: pass"
-    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE) as process:
-        began = time.monotonic()
-        ours, others = OthersMeter([process.pid], cores), OthersMeter([], cores)
-        assert process.stdin is not None
-        process.stdin.write(b"x")
-        process.stdin.close()
-        # Not reaped before the count: a process that is gone has no times any more.
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        core_s = len(cores) * (time.monotonic() - began)
-        difference_s = (others.ratio() - ours.ratio()) * core_s
-    assert 0.5 < difference_s < 2.0
+def test_others_are_all_but_this_process_and_those_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = (1000, 5000)
+    processes = {os.getpid(): 100, 7: 50, 8: 10}
+    monkeypatch.setattr(busy, "_cores_ticks", lambda _: cores)
+    monkeypatch.setattr(busy, "_process_ticks", processes.__getitem__)
+    monkeypatch.setattr(busy, "_children", {os.getpid(): [], 7: [8]}.__getitem__)
+    ours, others = OthersMeter([7], [0, 1]), OthersMeter([], [0, 1])
+    cores = (1600, 6000)
+    processes.update({os.getpid(): 200, 7: 250, 8: 110})
+    assert ours.ratio() == 0.2  # 600 of 1,000 ticks were busy, 400 of them ours
+    assert others.ratio() == 0.5
+    processes[7] = 5000  # the two files are not read at one moment
+    assert ours.ratio() == 0.0
+
+
+def test_a_process_that_computes_is_seen_to_compute() -> None:
+    before = busy._process_ticks(os.getpid())
+    end_s = time.process_time() + 0.2
+    while time.process_time() < end_s:
+        pass
+    assert busy._process_ticks(os.getpid()) - before >= 10  # of 10 ms each
+    assert busy._process_ticks(2**22 + 1) == 0  # gone
+    worked, total = busy._cores_ticks(sorted(os.sched_getaffinity(0)))
+    assert 0 < worked < total
