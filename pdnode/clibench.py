@@ -111,7 +111,7 @@ def add_bench_parsers(
 ) -> None:
     """Adds the subcommands. `add_json` gives one its `--json`; `demo_model` fetches when needed."""
     from pdnode.bench import plan
-    from pdnode.bench.options import add_arguments, bounded
+    from pdnode.bench.options import add_arguments, add_numbers
 
     serve = commands.add_parser(
         "serve",
@@ -130,27 +130,15 @@ def add_bench_parsers(
     description = "Time what a pass costs the daemon itself, beside a model that computes nothing."
     step = commands.add_parser("step", help=description, description=description)
     step.set_defaults(run=_step)
-    for name, high, default, what in (
-        ("requests", 4095, 256, "requests at a time"),
-        ("passes", 100_000, 500, "of each kind"),
-    ):
-        step.add_argument(
-            f"--{name}",
-            metavar="N",
-            type=bounded(int, 1, high),
-            default=default,
-            help=f"{what}, 1 to {high}; default: {default}",
-        )
+    add_numbers(
+        step,
+        ("requests", 1, 4095, 256, "requests at a time"),
+        ("passes", 1, 100_000, 500, "of each kind"),
+    )
     add_json(step)
     description = "Time the plan and the layer programs of a 131,072-token prompt, 8 ranks to 8."
     planning = commands.add_parser("plan", help=description, description=description)
     planning.set_defaults(run=_plan)
-    planning.add_argument(
-        "--rounds",
-        metavar="N",
-        type=bounded(int, 2, 10_000),
-        default=51,
-        help="of each kind, 2 to 10000; default: 51",
-    )
+    add_numbers(planning, ("rounds", 2, 10_000, 51, "of each kind"))
     add_json(planning)
     add_bench_rails(commands, add_json=add_json)

@@ -23,22 +23,16 @@ def add_bench_rails(
     add_json: Callable[[argparse.ArgumentParser], None],
 ) -> None:
     """Adds the subcommand. `add_json` gives it its `--json`."""
-    from pdnode.bench.options import bounded
+    from pdnode.bench.options import add_numbers
 
     text = "Compare several emulated NICs with one, and with a bare libfabric loop on all of them."
     command = commands.add_parser("rails", help=text, description=f"{text} Needs root.")
     command.set_defaults(run=_run)
-    for name, low, high, default, what in (
+    add_numbers(
+        command,
         ("nics", 2, 8, 4, "how many"),
         ("mbit", 10, 100_000, 500, "rate of each, Mbit/s"),
         ("turns", 3, 1000, 9, "how often each is measured"),
         ("mib", 4, 1024, 32, "memory of each side, MiB"),
-    ):
-        command.add_argument(
-            f"--{name}",
-            metavar="N",
-            type=bounded(int, low, high),
-            default=default,
-            help=f"{what}, {low} to {high}; default: {default}",
-        )
+    )
     add_json(command)

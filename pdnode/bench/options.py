@@ -47,6 +47,18 @@ def bounded(kind: type[int] | type[float], low: float, high: float) -> Callable[
     return read
 
 
+def add_numbers(parser: argparse.ArgumentParser, *rows: tuple[str, int, int, int, str]) -> None:
+    """An option for each row: (name, least, most, default, what it is)."""
+    for name, low, high, default, what in rows:
+        parser.add_argument(
+            f"--{name}",
+            metavar="N",
+            type=bounded(int, low, high),
+            default=default,
+            help=f"{what}, {low} to {high}; default: {default}",
+        )
+
+
 def _plain(number: float) -> str:
     """Without an exponent."""
     return str(int(number)) if number == int(number) else str(number)

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdnode.bench.options import bounded
+from pdnode.bench.options import add_numbers
 
 PROVIDERS = ("tcp", "tcp-rdm")
 PATTERNS = ("scattered", "runs")
@@ -37,18 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             help="may be repeated; default: all",
         )
-    for name, low, high, default, what in (
+    add_numbers(
+        parser,
         ("pairs", 9, 1000, 9, "alternating pairs per cell"),
         ("mib", 4, 1024, 32, "memory of each side, MiB"),
         ("raises", 1, 60_000, 10_000, "raises of the layer counter per mode, 1 ms apart"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            metavar="N",
-            type=bounded(int, low, high),
-            default=default,
-            help=f"{what}, {low} to {high}; default: {default}",
-        )
+    )
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
