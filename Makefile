@@ -5,7 +5,7 @@ export CONSTRAINTS
 
 BIN := .venv/bin
 # Everything but `parity` (the long grid) and the suites that need a device.
-SUITES := tidy unit property sim memory host fabric shardings engine api tui e2e service
+SUITES := tidy unit property sim memory host fabric shardings engine cuda api tui e2e service
 CHECK_SUITES := tidy unit property sim
 PATHS := pdnode tui tests scripts
 

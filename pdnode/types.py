@@ -44,6 +44,14 @@ class Verify(StrEnum):
     TWICE = "twice"  # and when the request ends
 
 
+class RegionKind(StrEnum):
+    """Where KV pages are and how a NIC reaches them (`[kv] region`)."""
+
+    MEMFD = "memfd"  # host memory
+    STAGED = "staged"  # a GPU's, with a mirror in host memory that the NICs use
+    CUMEM = "cumem"  # a GPU's, which the NICs reach by dma-buf
+
+
 class Run(NamedTuple):
     """`count` neighbouring pages from page number `start` on."""
 

@@ -57,6 +57,8 @@ class Engine:
             prefill_tokens=sum(one.prefill_tokens for one in found),
             decode_tokens=sum(one.decode_tokens for one in found),
             compute_s=sum(one.compute_s for one in found),
+            fetched_pages=sum(one.fetched_pages for one in found),
+            stored_pages=sum(one.stored_pages for one in found),
         )
 
     @property

@@ -78,6 +78,8 @@ class StepFigures:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     compute_s: float = 0.0
+    fetched_pages: int = 0  # of a staged region, from its mirror to the GPU
+    stored_pages: int = 0  # and back
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +98,7 @@ class StepLoop:
 
     scheduler: Scheduler
     worker: StepWorker
+    staged: bool = False  # the NICs see a mirror of the pages (memory/staged.py)
     figures: StepFigures = field(default_factory=StepFigures)
     busy: bool = False  # a pass is running
     _entries: dict[SequenceId, _Entry] = field(default_factory=dict)
@@ -202,6 +205,7 @@ class StepLoop:
 
     def _step(self, planned: Pass, entries: list[_Entry], base: int) -> Step:
         forget, self._forget = self._forget, []
+        fetch, store = self._copies(planned, entries) if self.staged else ([], [])
         steps = []
         for chunk, entry in zip(planned.chunks, entries, strict=True):
             sequence, start, end = entry.sequence, chunk.start, chunk.end
@@ -217,7 +221,22 @@ class StepLoop:
             entry.pages_sent = True
             if chunk.sequence not in self._entries:  # removed while the others were told
                 self._forget.append(chunk.sequence)
-        return Step(pass_id=planned.pass_id, base=base, sequences=steps, forget=forget)
+        return Step(planned.pass_id, base, steps, forget, fetch, store)
+
+    def _copies(self, planned: Pass, entries: list[_Entry]) -> tuple[list[int], list[int]]:
+        """Pages to copy from the mirror before the pass, and to it as its layers are done."""
+        fetch: list[int] = []
+        store: list[int] = []
+        for chunk, entry in zip(planned.chunks, entries, strict=True):
+            first, end = chunk.start // self.page_tokens, -(-chunk.end // self.page_tokens)
+            if entry.sequence.prefill_only:
+                store += expand_runs(entry.sequence.pages)[first:end]
+            elif not entry.pages_sent and chunk.start:  # it begins with the KV of a peer
+                written = -(-chunk.start // self.page_tokens)
+                fetch += expand_runs(entry.sequence.pages)[:written]
+        self.figures.fetched_pages += len(fetch)
+        self.figures.stored_pages += len(store)
+        return fetch, store
 
     def _commit(self, planned: Pass, entries: list[_Entry], done: StepDone) -> None:
         drawn: Mapping[int, Drawn] = {d.sequence: d for d in done.drawn}

@@ -2,9 +2,10 @@
 
 A frame is a little-endian u32 length and a MessagePack struct. Descriptors travel only at start:
 the daemon's `Init` carries the wake eventfds of the transfer core's threads, and in a group of
-several ranks the memfd over which they meet, as the last one; a worker's `Ready` carries its region
-memfd and its counter page. One step is in flight at a time. Every rank of a group gets every step
-and answers it; rank 0 alone draws, scores and raises its layer counter. Imports no torch.
+several ranks the memfd over which they meet, as the last one; a worker's `Ready` carries its KV
+region (a memfd, a mirror's memfd or exported memory of a GPU, as Init asked) and its counter page.
+One step is in flight at a time. Every rank of a group gets every step and answers it; rank 0 alone
+draws, scores and raises its layer counter. Imports no torch.
 """
 
 import msgspec
@@ -32,6 +33,8 @@ class Init(Frame, frozen=True, tag="init"):
     rank: int = 0  # of the TP group
     tp: int = 1
     sharers: int = 1  # workers of this node: an automatic pool is shared among them
+    region_kind: str = "memfd"  # types.RegionKind: what the region's descriptor is
+    gpus: tuple[str, ...] = ()  # one a rank: number, PCI address or UUID; empty: none is used
 
 
 class Ready(Frame, frozen=True, tag="ready"):
@@ -109,13 +112,17 @@ class Step(Frame, frozen=True, tag="step"):
     """One forward pass. The layer counter rises by `layers` while it runs, one per layer.
 
     `base` is the counter's value before this pass; the worker asserts that it is.
-    `forget`: sequences whose page tables are dropped first.
+    `forget`: sequences whose page tables are dropped first. Staged regions only: `fetch` are pages
+    that a peer wrote to the mirror and this pass is the first to read, `store` pages that it writes
+    for a peer, which must be in the mirror when their layer is raised.
     """
 
     pass_id: int
     base: int
     sequences: list[SequenceStep]
     forget: list[int]
+    fetch: list[int] = []
+    store: list[int] = []
 
 
 class Drawn(msgspec.Struct, frozen=True, array_like=True):

@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from pdnode.core.geometry import DTYPE_BYTES, KvGeometry
-from pdnode.engine.attention import TorchAttention
+from pdnode.engine.attention import AttentionBackend, TorchAttention
 from pdnode.engine.protocol import (
     COUNTER_PAGE_BYTES,
     MAX_FRAME_BYTES,
@@ -33,20 +33,25 @@ from pdnode.engine.protocol import (
     SequenceStep,
     Shutdown,
     Step,
+    StepDone,
     ToWorker,
     WorkerError,
 )
 from pdnode.engine.ranks import join
 from pdnode.engine.runner import Runner
+from pdnode.engine.staged import StagedAttention
 from pdnode.errors import ConfigError, PdnodeError, Problem
 from pdnode.fabric._native import LayerCounter
 from pdnode.memory.handover import FrameError, close_fds, receive_frame, send_frame
+from pdnode.memory.kinds import KvRegion, create_region
 from pdnode.memory.layout import TORCH_DTYPES, region_views
 from pdnode.memory.region import MemfdRegion, available_bytes
+from pdnode.memory.staged import StagedRegion, Staging
 from pdnode.models.config import load_config
 from pdnode.models.decoder import Decoder
 from pdnode.models.loader import load_model
 from pdnode.models.ranks import Alone, Ranks
+from pdnode.types import RegionKind
 
 # Of the free memory, where the daemon names no size: leaves room for a second node on the host,
 # for activations and for everything that is not ours.
@@ -78,9 +83,15 @@ class Engine:
     """What `set_up` made. The region and the counter page live as long as the process."""
 
     runner: Runner
-    region: MemfdRegion
+    region: KvRegion
+    staging: Staging | None  # of a staged region
     counter_page: MemfdRegion
     ready: Ready
+
+    def run(self, step: Step) -> StepDone:
+        if self.staging is not None:
+            self.staging.begin(fetch=step.fetch, store=step.store)
+        return self.runner.run(step)
 
 
 def choose_pages(init: Init, one_page: KvGeometry) -> int:
@@ -132,10 +143,11 @@ def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
     warm_up(model, one_page, dtype, tokens=min(_WARM_UP_TOKENS, init.max_batch_tokens))
     channel.send(Loading(0.95, "memory"))
     geometry = replace(one_page, pages=ranks.least(choose_pages(init, one_page)))
-    region = MemfdRegion.create("pdnode-kv", geometry.region_bytes, huge_pages=init.huge_pages)
+    region = _make_region(init, geometry)
     counter_page = MemfdRegion.create("pdnode-counter", COUNTER_PAGE_BYTES)
     counter = LayerCounter(counter_page.fd, wake_fds)
-    attention = TorchAttention(region_views(region.map(), geometry), geometry, dtype)
+    inner = TorchAttention(region_views(region.map(), geometry), geometry, dtype)
+    attention, staging = _staged(inner, region, geometry)
     ready = Ready(
         kind=geometry.kind,
         layers=geometry.layers,
@@ -152,7 +164,31 @@ def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
     )
     raise_layer = counter.raise_layer if init.rank == 0 else _nothing
     runner = Runner(model, attention, geometry, raise_layer)
-    return Engine(runner, region, counter_page, ready)
+    return Engine(runner, region, staging, counter_page, ready)
+
+
+def _make_region(init: Init, geometry: KvGeometry) -> KvRegion:
+    return create_region(
+        RegionKind(init.region_kind),
+        geometry.region_bytes,
+        gpu=init.gpus[init.rank] if init.gpus else "",
+        huge_pages=init.huge_pages,
+    )
+
+
+def _staged(
+    attention: AttentionBackend, region: KvRegion, geometry: KvGeometry
+) -> tuple[AttentionBackend, Staging | None]:
+    """Attention that keeps the mirror, where the region has one."""
+    if not isinstance(region, StagedRegion):
+        return attention, None
+    staging = Staging(region, geometry, _default_stream, waits=True)
+    return StagedAttention(attention, staging), staging
+
+
+def _default_stream() -> int:
+    """Of copies beside a model on the CPU, which no stream orders."""
+    return 0
 
 
 def _nothing() -> None:
@@ -204,7 +240,7 @@ def serve(channel: Channel) -> None:
             if isinstance(frame, Shutdown):
                 return
             assert isinstance(frame, Step), f"unexpected {type(frame).__name__}"
-            channel.send(engine.runner.run(frame))
+            channel.send(engine.run(frame))
 
 
 def die_with_parent(parent: int) -> None:
