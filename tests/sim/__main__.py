@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from tests.sim.campaign import Report, campaign, corpus, find_plant, keep
 from tests.sim.plants import PLANTS
 from tests.sim.table import lines
-from tests.sim.unreachable import RARE, UNREACHABLE, contradictions, thin
+from tests.sim.unreachable import UNREACHABLE, contradictions, thin
 
 COUNTED_RUNS = 20_000  # from so many on, every reachable cell must have been reached
 PLANT_SEED = 1_000_000
@@ -38,8 +38,6 @@ def seeds(first: int, runs: int) -> int:
     say("\nwhat cannot be reached, and why:")
     for (machine, state, event), why in UNREACHABLE.items():
         say(f"  {machine} {state} × {event}: {why}")
-    for cell, why in RARE.items():
-        say(f"  rare: {' × '.join(cell)}: {why}")
     say(f"\noutcomes: {dict(total.outcomes.most_common())}")
     say(f"faults: {dict(total.faults.most_common())}")
     wrong = contradictions(total.cells)

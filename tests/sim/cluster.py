@@ -21,6 +21,7 @@ from pdnode.types import NodeId, Role, WhenNoPrefill
 from tests.sim.clients import Client, prompt_of
 from tests.sim.fabric import Core
 from tests.sim.faults import CALM, FAULTS, Fault
+from tests.sim.hunts import Hunts
 from tests.sim.kernel import Failure, Kernel, promise
 from tests.sim.network import Route, Socket, Stream
 from tests.sim.process import PEER, Process, Spec
@@ -90,6 +91,7 @@ class Cluster:
         self.to_come = rng.randint(MIN_REQUESTS, MAX_REQUESTS)
         self.to_fail = rng.randint(MIN_FAULTS, MAX_FAULTS) if faults else 0
         self.healed = False
+        self.hunts = Hunts(self)
 
     def _draw_specs(self) -> dict[str, Spec]:
         rng = self.rng
@@ -224,10 +226,12 @@ class Cluster:
         self.clients.append(client)
         process.loop.call_soon(lambda: process.loop.create_task(client.run()))
 
-    def at_edge(self, request_id: str) -> None:
+    def at_edge(self, request_id: str, key: str) -> None:
         """Now and then a client leaves between an outcome and the turn of who waits for it."""
         client = self.clients[int(request_id)]
-        if self.with_faults and not self.healed and self.rng.random() < LEAVES_AT_EDGE:
+        if self.hunts.leaves(key):
+            client.leave()
+        elif self.with_faults and not self.healed and self.rng.random() < LEAVES_AT_EDGE:
             if self.rng.random() < 0.5:
                 client.leave()
             else:

@@ -89,6 +89,7 @@ class Core:
         self.transfers: dict[int, Transfer] = {}
         self.slots: dict[int, Counter] = {}
         self.counters = [0] * len(self.ranks)  # layers raised, by rank
+        self.fence_late_s = 0.0  # how much longer than ever a fence takes
         self._pumping = False
 
     # sessions
@@ -155,7 +156,8 @@ class Core:
                 connection.closing = connection.closing or pair in (None, at)
         if found is not None:
             found.fences += 1
-        self.later(self.ether.quick(), lambda: self.do_fence(session, pair or WHOLE))
+        after_s = self.ether.quick() + self.fence_late_s
+        self.later(after_s, lambda: self.do_fence(session, pair or WHOLE))
 
     def do_fence(self, session: int, pair: Pair) -> None:
         found = self.sessions.get(session)

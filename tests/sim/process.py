@@ -27,7 +27,7 @@ from pdnode.messenger.groups import SourceGroup, SourceRegion
 from pdnode.messenger.peer_link import Identity
 from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
 from pdnode.messenger.pull import Pull, PullMessenger
-from pdnode.messenger.push import PushMessenger
+from pdnode.messenger.push import PushMessenger, _Work
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
 from pdnode.types import BootId, Role, Run, TransferId, WhenNoPrefill, expand_runs
@@ -144,7 +144,8 @@ class NotingPulls(PullMessenger):
     memories: Sequence[Memory]  # by group
     requests: dict[str, str]  # request key → request id
     strays: Callable[[], int]  # immediates that were sent twice on purpose
-    at_edge: Callable[[str], None]  # an outcome is there, and nobody has heard of it yet
+    at_edge: Callable[[str, str], None]  # an outcome is there, and nobody has heard of it yet
+    moment: Callable[[Pull, list[transfer.Effect]], None]  # after every input of a grant
 
     def begin(self, session: PeerSession, *, pages: tuple[Run, ...], **rest: object) -> Pull:
         pull = super().begin(session, pages=pages, **rest)  # type: ignore[arg-type]
@@ -155,17 +156,31 @@ class NotingPulls(PullMessenger):
         memory.granted[pull.grant.key] = granted
         return pull
 
+    def _apply(self, pull: Pull, effects: list[transfer.Effect]) -> None:
+        super()._apply(pull, effects)
+        self.moment(pull, effects)
+
     def _complete(self, pull: Pull) -> None:
-        self.at_edge(self.requests[pull.grant.key])
+        self.at_edge(self.requests[pull.grant.key], pull.grant.key)
         super()._complete(pull)
 
     def _lost(self, pull: Pull, lost: transfer.Lost) -> None:
-        self.at_edge(self.requests[pull.grant.key])
+        self.at_edge(self.requests[pull.grant.key], pull.grant.key)
         wrong = lost.cause in (FailCause.REJECTED, FailCause.UNKNOWN)
         promise(not wrong, f"a dispatch that was right came back as {lost.cause}: {lost.text}")
         over = lost.cause is FailCause.OVERSHOOT and not self.strays()
         promise(not over, "more was counted than was written")
         super()._lost(pull, lost)
+
+
+class WatchedPushes(PushMessenger):
+    """`moment` is called after every input of a push."""
+
+    moment: Callable[[_Work], None]
+
+    def _apply(self, work: _Work, effects: list[transfer.Effect]) -> None:
+        super()._apply(work, effects)
+        self.moment(work)
 
 
 class CountingPeering(Peering):
@@ -259,8 +274,8 @@ class Process:
             entropy=kernel.rng.randbytes,
         )
 
-    def _make_push(self) -> PushMessenger:
-        return PushMessenger(
+    def _make_push(self) -> WatchedPushes:
+        pushes = WatchedPushes(
             geometry=self.spec.geometry,
             limits=DispatchLimits(VOCABULARY, CONTEXT_TOKENS, MAX_WAITING),
             fabric=self.core,  # type: ignore[arg-type]
@@ -270,6 +285,8 @@ class Process:
             records=Records(),
             clock=self.loop.time,
         )
+        pushes.moment = lambda work: self.cluster.hunts.push(self, work)
+        return pushes
 
     def _make_pull(self) -> NotingPulls:
         pulls = NotingPulls(
@@ -285,6 +302,7 @@ class Process:
         pulls.memories = self.core.memories
         pulls.requests = {}
         pulls.at_edge = self.cluster.at_edge
+        pulls.moment = lambda pull, effects: self.cluster.hunts.pull(self, pull, effects)
         pulls.strays = lambda: self.cluster.injected["stray immediate"]
         return pulls
 

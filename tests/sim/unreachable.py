@@ -59,18 +59,11 @@ UNREACHABLE: dict[Cell, str] = {
     ("push", "cancelling", "regrant"): _UNWANTED,
 }
 
-_REACHABLE = {("grant", "reserved", "dispatched")}
-
-RARE: dict[Cell, str] = {
-    ("grant", "free", "cancel"): "a client leaves in the very turn in which its attempt is over",
-    ("grant", "dispatched", "overshoot"): "a stray on an old immediate, all of whose writes landed",
-    ("grant", "failed", "overshoot"): "a stray between the last write of a failure and its fence",
-    ("grant", "failed", "failed"): "a dying node's write fails before its links close",
-    ("push", "cancelling", "cancel"): "two pairs are fenced while one complete grant owes an end",
-    ("push", "done", "tick"): "the tick of another request has dropped the link",
-    ("push", "failed", "engine_failed"): "the worker dies while the fence of a failure is awaited",
+_REACHABLE = {
+    ("grant", "reserved", "dispatched"),
+    ("grant", "free", "cancel"),  # a client leaves in the very turn in which its attempt is over
+    ("push", "done", "tick"),  # the tick of another request has dropped the link
 }
-"""Met now and then, but not so often that a run could count on it."""
 
 
 def reason(cell: Cell) -> str | None:
@@ -89,7 +82,7 @@ def contradictions(found: Counter[Cell]) -> list[str]:
     return [
         f"{' × '.join(cell)}: {hits} hits, but: {why}"
         for cell, hits in sorted(found.items())
-        if (why := reason(cell)) is not None and cell not in RARE
+        if (why := reason(cell)) is not None
     ]
 
 
@@ -104,5 +97,5 @@ def thin(found: Counter[Cell]) -> list[str]:
     return [
         f"{' × '.join(cell)}: {found[cell]} hits"
         for cell in cells
-        if reason(cell) is None and cell not in RARE and found[cell] < FEWEST_HITS
+        if reason(cell) is None and found[cell] < FEWEST_HITS
     ]
