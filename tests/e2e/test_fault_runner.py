@@ -34,6 +34,14 @@ def table() -> Iterator[list[Row]]:
     sys.stdout.write("\n".join(["", HEAD, *map(str, rows), ""]))
 
 
+async def go_through(found: Cluster, names: list[str], table: list[Row]) -> None:
+    """Each of the faults in turn; its row is shown at once, since all of them take hours."""
+    for name in names:
+        table.append(await undergo(found, FAULTS[name]))
+        sys.stdout.write(f"{table[-1]}\n")
+        sys.stdout.flush()
+
+
 def faults_of(set_up: str, rounds: int) -> list[str]:
     """Round by round every fault goes to the next set-up; in one round each is had once."""
     place = list(SET_UPS).index(set_up)
@@ -62,8 +70,7 @@ async def test_faults_under_load(
 ) -> None:
     async with cluster(SET_UPS[set_up], tiny_model, tmp_path, pool_bytes=TINY_POOL) as found:
         found.cases = await known_cases(found)
-        for name in faults_of(set_up, ROUNDS):
-            table.append(await undergo(found, FAULTS[name]))
+        await go_through(found, faults_of(set_up, ROUNDS), table)
 
 
 @pytest.mark.skipif(not SMOL_ROUNDS, reason="long; see `make faults`")
@@ -73,5 +80,4 @@ async def test_faults_under_load_with_smollm2(
 ) -> None:
     async with cluster(SET_UPS[set_up], smollm2_dir(), tmp_path, pool_bytes=SMOL_POOL) as found:
         found.cases = load_reference().prompts[:12]
-        for name in faults_of(set_up, SMOL_ROUNDS):
-            table.append(await undergo(found, FAULTS[name]))
+        await go_through(found, faults_of(set_up, SMOL_ROUNDS), table)

@@ -40,10 +40,6 @@ class Row:
     lasted_s: float
     pages: float  # compared with their digests
 
-    HEAD = (
-        "fault | set-up | requests | decoding | unanswered | errors | error after | lasted | pages"
-    )
-
     def __str__(self) -> str:
         return (
             f"{self.fault} | {self.set_up} | {self.requests} | {self.decoding} | {self.unanswered}"
