@@ -46,6 +46,7 @@ class EngineConfig:
     max_restarts: int = 5  # in a row, inside the daemon
     start_timeout_s: float = 300.0
     dp: int = 1  # TP groups, each with the whole model and pages of its own
+    gpus: tuple[str, ...] = ()  # of the workers, group by group; empty: the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class KvConfig:
     dtype: str = "auto"  # auto: as [engine] dtype
     max_quarantined_ratio: float = 0.5  # of the pool; above it nothing is admitted
     canary_pages: int = 0  # decode only
+    region: str = "auto"  # or a RegionKind
 
 
 @dataclass(frozen=True, slots=True)

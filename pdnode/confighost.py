@@ -15,8 +15,9 @@ import psutil
 
 from pdnode.config import Config, NicConfig
 from pdnode.configchoice import choose_nics, chooses, with_chosen_nics
+from pdnode.configgpu import gpu_problems
 from pdnode.configkinds import HostPort
-from pdnode.confignics import memlock_problem, nic_problems, nic_warnings
+from pdnode.confignics import entries_problem, memlock_problem, nic_problems, nic_warnings
 from pdnode.configparse import complete_nic
 from pdnode.configrules import NIC_RULES, broken, listeners
 from pdnode.errors import ConfigError, DeviceMissing, Problem
@@ -24,7 +25,7 @@ from pdnode.fabric.library import find_library
 from pdnode.topology.detect import detect
 from pdnode.topology.ncclxml import override, read_topology_file
 from pdnode.topology.sysfs import Sysfs
-from pdnode.types import Role
+from pdnode.types import RegionKind, Role
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
@@ -130,7 +131,8 @@ def _fabric_problem(config: Config) -> Problem | None:
     except ImportError as error:
         return Problem("", f"the compiled transfer core cannot be loaded: {error}", device=True)
     try:
-        Fabric(str(library), fabric.provider, fabric.poll).close()
+        device_memory = config.kv.region == RegionKind.CUMEM
+        Fabric(str(library), fabric.provider, fabric.poll, device_memory=device_memory).close()
     except FabricError as error:
         return Problem("fabric.provider", str(error), device=True)
     return None
@@ -165,7 +167,10 @@ def check_host(config: Config) -> list[Problem]:
             wanted.append((f"fabric.nics[{index}].address", HostPort(nic.address, 0)))
     found = [_port_problem(where, address) for where, address in wanted]
     found += [_admin_problem(config), memlock_problem(config), _fabric_problem(config)]
+    found.append(entries_problem(config, Sysfs()))
     problems += [problem for problem in found if problem is not None]
+    if not any(problem.where == "engine.device" for problem in problems):
+        problems += gpu_problems(config)
     return problems + list(nic_problems(config, detect(), Sysfs())) + _topology_problems(config)
 
 

@@ -107,19 +107,21 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """An array of at most `most` patterns for names, read as a tuple."""
+    """An array of at most `most` names, or patterns for names, read as a tuple."""
 
     most: int = 64
+    patterns: bool = True
 
     @property
     def allowed(self) -> str:
-        return f"an array of at most {self.most} names, with * and ?"
+        return f"an array of at most {self.most} names" + ", with * and ?" * self.patterns
 
     def read(self, raw: object) -> object:
         if not isinstance(raw, list | tuple) or len(raw) > self.most:
             raise _wrong(self, raw)
+        allowed = r"[\w.:*?\-]{1,64}" if self.patterns else r"[\w.:\-]{1,64}"
         for name in raw:
-            if not isinstance(name, str) or not re.fullmatch(r"[\w.:*?\-]{1,64}", name, re.ASCII):
+            if not isinstance(name, str) or not re.fullmatch(allowed, name, re.ASCII):
                 raise _wrong(self, name)
         return tuple(raw)
 

@@ -10,9 +10,11 @@ from pdnode.topology.detect import INFINIBAND, NET, find_nic
 from pdnode.topology.host import Host, Nic
 from pdnode.topology.sysfs import Sysfs
 from pdnode.topology.usable import matches
-from pdnode.types import Role
+from pdnode.types import RegionKind, Role
 
 PINNING_PROVIDERS = ("verbs", "efa")
+EFA_ENTRIES = 24_000_000  # as the transfer core counts them (provider.cpp)
+DEVICE_PAGE_BYTES = 64 << 10  # the smallest that CUDA hands out (memory.cpp)
 ROCE_MTU = 4200
 """Of the interface: RoCE sends 4096 bytes a packet where they fit with its headers, else fewer."""
 
@@ -117,26 +119,56 @@ def _huge_pages(sysfs: Sysfs) -> int:
 
 
 def memlock_problem(config: Config) -> Problem | None:
-    """Registering memory with an RDMA NIC pins it, which RLIMIT_MEMLOCK bounds: the pool for every
-    NIC, and on efa, where a fence drops a peer's registrations, for every peer that writes."""
+    """Registering host memory with an RDMA NIC pins it, which RLIMIT_MEMLOCK bounds: the pools for
+    every NIC, and for every registration of `_registrations`. Memory of a GPU that is registered by
+    dma-buf is not locked."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if config.fabric.provider not in PINNING_PROVIDERS or limit == resource.RLIM_INFINITY:
         return None
-    peers = 1
-    if config.fabric.provider == "efa" and config.node.role is Role.DECODE:
-        peers = max(1, len(config.prefill))
+    if config.kv.region == RegionKind.CUMEM:
+        return None
+    peers = _registrations(config)
     nics = max(1, len(config.fabric.nics))
-    need = config.kv.pool_bytes * nics * peers
+    dp = config.engine.dp
+    need = config.kv.pool_bytes * dp * nics * peers
     if need and limit >= need:
         return None
     wanted = "unlimited (kv.pool_bytes is auto)"
     if need:
-        factors = [f"{nics} NICs"] * (nics > 1) + [f"{peers} peers"] * (peers > 1)
+        factors = [f"{dp} groups"] * (dp > 1)
+        factors += [f"{nics} NICs"] * (nics > 1) + [f"{peers} peers"] * (peers > 1)
         parts = " × ".join([format_size(config.kv.pool_bytes), *factors])
         wanted = f"{format_size(need)} ({parts})" if factors else parts
     return Problem(
         "fabric.provider",
         f"locked memory is limited to {format_size(limit)}, {wanted} is needed; raise it with "
         "LimitMEMLOCK= or ulimit -l",
+        device=True,
+    )
+
+
+def _registrations(config: Config) -> int:
+    """How often a NIC has the pools: on efa, where a fence drops a peer's registrations, once for
+    every peer that writes."""
+    if config.fabric.provider == "efa" and config.node.role is Role.DECODE:
+        return max(1, len(config.prefill))
+    return 1
+
+
+def entries_problem(config: Config, sysfs: Sysfs) -> Problem | None:
+    """An EFA device has a table entry for each page of registered memory, and so many in all."""
+    if config.fabric.provider != "efa" or not config.kv.pool_bytes:
+        return None
+    page_bytes = 2 << 20 if _huge_pages(sysfs) else 4096
+    if config.kv.region == RegionKind.CUMEM:
+        page_bytes = DEVICE_PAGE_BYTES
+    peers = _registrations(config)
+    entries = -(-config.kv.pool_bytes * config.engine.dp // page_bytes) * peers
+    if entries <= EFA_ENTRIES:
+        return None
+    return Problem(
+        "kv.pool_bytes",
+        f"{entries} pages of {page_bytes} bytes would be registered with each NIC ({peers} peers), "
+        f"which has room for {EFA_ENTRIES}; use huge pages, a smaller pool or fewer peers",
         device=True,
     )

@@ -15,7 +15,10 @@ from pdnode.config import Config
 from pdnode.configkinds import HostPort
 from pdnode.configschema import TEST_PROVIDER
 from pdnode.errors import Problem
-from pdnode.types import Role, WhenNoPrefill
+from pdnode.types import RegionKind, Role, Verify, WhenNoPrefill
+
+DEVICE_PROVIDERS = ("verbs", "efa")
+"""Those that may reach the memory of a GPU."""
 
 
 class Listener(NamedTuple):
@@ -142,6 +145,39 @@ def _device(config: Config) -> Iterator[Problem]:
         yield Problem("engine.device", 'this version has no CUDA engine; use "cpu" or "auto"')
 
 
+def _gpus(config: Config) -> Iterator[Problem]:
+    engine = config.engine
+    if engine.gpus and len(engine.gpus) != engine.tp * engine.dp:
+        yield Problem(
+            "engine.gpus",
+            f"{len(engine.gpus)} GPUs for {engine.tp * engine.dp} workers (tp × dp): name one each",
+        )
+    twice = [name for name, count in Counter(engine.gpus).items() if count > 1]
+    if twice:
+        yield Problem("engine.gpus", f'"{twice[0]}" is listed more than once')
+
+
+def _region(config: Config) -> Iterator[Problem]:
+    provider = config.fabric.provider
+    if config.kv.region == RegionKind.CUMEM:
+        if config.node.role is not Role.COLOCATED and provider not in DEVICE_PROVIDERS:
+            yield Problem(
+                "kv.region",
+                f'"cumem" needs fabric.provider {" or ".join(DEVICE_PROVIDERS)}, which is '
+                f'"{provider}"; use "auto" or "staged"',
+            )
+        yield from reading_problems(config)
+
+
+def reading_problems(config: Config) -> Iterator[Problem]:
+    """What reads pages with the CPU, and so is not for pages in a GPU's memory alone."""
+    text = 'pages in a GPU\'s memory cannot be read here; kv.region = "staged" can'
+    if config.kv.canary_pages:
+        yield Problem("kv.canary_pages", text)
+    if config.peer.verify is not Verify.OFF:
+        yield Problem("peer.verify", text)
+
+
 def _heartbeat(config: Config) -> Iterator[Problem]:
     peer = config.peer
     if peer.link_lost_s < 2 * peer.heartbeat_s:
@@ -215,6 +251,8 @@ CROSS_RULES = (
     Rule(("node.role", "node.when_no_prefill", "prefill"), _refuse_needs_prefill),
     Rule(("engine.chunk_tokens", "kv.page_tokens", "engine.device"), _chunks),
     Rule(("engine.device",), _device),
+    Rule(("engine.gpus", "engine.tp", "engine.dp"), _gpus),
+    Rule(("kv.region", "kv.canary_pages", "peer.verify", "fabric.provider", "node.role"), _region),
     Rule(("peer.heartbeat_s", "peer.link_lost_s"), _heartbeat),
     *NIC_RULES,
 )

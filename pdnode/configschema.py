@@ -20,6 +20,7 @@ from pdnode.configkinds import (
     Size,
     Text,
 )
+from pdnode.types import RegionKind
 
 CONFIG_VERSION = 1
 MAX_NICS = 32
@@ -192,6 +193,12 @@ ENGINE = Table(
             1,
             "TP groups of this node: each has the whole model, its own queue and its own pages.",
         ),
+        Key(
+            "gpus",
+            Names(most=4096, patterns=False),
+            (),
+            "GPUs of the workers, by group: PCI addresses, UUIDs or numbers. Empty: the first.",
+        ),
     ),
 )
 
@@ -212,6 +219,14 @@ KV = Table(
             "Memory for the pages of a TP group. auto: a share of what is free after loading.",
         ),
         Key("dtype", _DTYPES, AUTO_WORD, "Of keys and values. auto: as engine.dtype."),
+        Key(
+            "region",
+            Choice((AUTO_WORD, *RegionKind)),
+            AUTO_WORD,
+            "Where the pages are. memfd: host memory. cumem: the GPU's, which verbs and efa reach "
+            "by dma-buf. staged: the GPU's with a mirror in host memory, one more copy each way. "
+            "auto: memfd on CPU, cumem where NIC and driver can, else staged.",
+        ),
         Key(
             "max_quarantined_ratio",
             Number(0.01, 1),

@@ -6,18 +6,22 @@ import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from pdnode.config import Config
 from pdnode.confignics import PINNING_PROVIDERS
 from pdnode.configrules import page_tokens
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.pages import PageCounts, PagePool
 from pdnode.core.schedule import Scheduler
+from pdnode.daemon.kvregion import HOST_MEMORY, RegionChoice, gpus_of
 from pdnode.daemon.steps import StepFigures, StepLoop
 from pdnode.daemon.verification import choose_canaries
 from pdnode.engine.group import WorkerGroup
 from pdnode.engine.protocol import Init, Loading
 from pdnode.messenger.gate import PageGate
 from pdnode.obs.log import event
+from pdnode.types import RegionKind
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ class Engine:
 
     geometry: KvGeometry  # of each group
     groups: tuple[Group, ...]
+    region: RegionChoice = HOST_MEMORY
 
     @property
     def page_counts(self) -> PageCounts:
@@ -85,16 +90,25 @@ async def start_engine(
     on_loading: Callable[[Loading], None],
     *,
     cpus: Sequence[int] = (),
+    region: RegionChoice = HOST_MEMORY,
 ) -> Engine:
     """The workers run on `cpus`, if any are named. EngineDied if one cannot load the model.
 
     The first group says how many pages it has; the others have as many.
     """
+    event(
+        _log, logging.INFO, "kv.region", "KV pages are in this kind of memory",
+        kind=region.kind, reason=region.reason,
+    )  # fmt: skip
     workers: list[WorkerGroup] = []
     try:
-        for _ in range(config.engine.dp):
+        for number in range(config.engine.dp):
             pages = workers[0].ready.pages if workers else 0
-            init = _init(config, cpus, pages)
+            init = msgspec.structs.replace(
+                _init(config, cpus, pages),
+                region_kind=region.kind,
+                gpus=() if region.kind is RegionKind.MEMFD else gpus_of(config, number),
+            )
             workers.append(
                 await WorkerGroup.start(
                     init,
@@ -107,14 +121,17 @@ async def start_engine(
         await asyncio.gather(*(worker.close() for worker in workers))
         raise
     geometry = workers[0].geometry
-    if init.huge_pages and workers[0].ready.memory_page_bytes <= mmap.PAGESIZE:
+    huge = init.huge_pages and region.kind is RegionKind.MEMFD
+    if huge and workers[0].ready.memory_page_bytes <= mmap.PAGESIZE:
         event(
             _log, logging.WARNING, "kv.small_pages",
             "KV memory is not in huge pages: the NIC needs 512 times the entries; raise "
             "vm.nr_hugepages",
             bytes=geometry.region_bytes,
         )  # fmt: skip
-    return Engine(geometry, tuple(_group(config, worker, geometry) for worker in workers))
+    staged = region.kind is RegionKind.STAGED
+    groups = tuple(_group(config, worker, geometry, staged=staged) for worker in workers)
+    return Engine(geometry, groups, region)
 
 
 def _init(config: Config, cpus: Sequence[int], pages: int) -> Init:
@@ -144,8 +161,8 @@ def _scheduler(config: Config) -> Scheduler:
     )
 
 
-def _group(config: Config, worker: WorkerGroup, geometry: KvGeometry) -> Group:
+def _group(config: Config, worker: WorkerGroup, geometry: KvGeometry, *, staged: bool) -> Group:
     quarantined = int(config.kv.max_quarantined_ratio * geometry.pages)
     canaries = choose_canaries(geometry.pages, config.kv.canary_pages)
     gate = PageGate(PagePool(geometry.pages, canaries), quarantined)
-    return Group(worker, gate, StepLoop(_scheduler(config), worker))
+    return Group(worker, gate, StepLoop(_scheduler(config), worker, staged))

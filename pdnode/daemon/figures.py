@@ -1,7 +1,7 @@
 """What a scrape shows of this node, gathered from the parts that own the numbers."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pdnode.config import Config, PeerConfig
@@ -12,6 +12,7 @@ from pdnode.core.slots import MAX_SLOTS
 from pdnode.daemon.engine import Engine
 from pdnode.daemon.fabrictest import FabricTest
 from pdnode.daemon.hostview import ERROR_KINDS, HostView, NicReading
+from pdnode.daemon.kvregion import staged_bytes, staged_conditions
 from pdnode.daemon.peering import Peering
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.transfer import Transfer
@@ -21,8 +22,8 @@ from pdnode.messenger.pull import PullMessenger
 from pdnode.messenger.push import PushMessenger
 from pdnode.obs.log import lines_held
 from pdnode.obs.node_figures import NicFigures, NodeFigures, PeerFigures, QueueFigures
-from pdnode.obs.warnings import Warnings
-from pdnode.types import BootId, SessionId
+from pdnode.obs.warnings import Condition, Warnings
+from pdnode.types import BootId, RegionKind, SessionId
 
 _ODD = {"late": "late_immediates", "early": "early_immediates", "overshoot": "overshoots"}
 
@@ -87,7 +88,24 @@ class Figures:
             log_lines_held=lines_held(),
             pages_verified={} if verified is None else verified.pages,
             mismatches={} if verified is None else verified.mismatches,
+            staged_bytes=self.staged(),
         )
+
+    def staged(self) -> dict[str, int]:
+        """Bytes that were copied between the GPUs and their mirrors, by direction."""
+        engine = self.engine
+        if engine is None or engine.region.kind is not RegionKind.STAGED:
+            return {}
+        figures = engine.figures
+        pages = {"fetched": figures.fetched_pages, "stored": figures.stored_pages}
+        return {way: staged_bytes(count, engine.geometry) for way, count in pages.items()}
+
+    def conditions(self) -> Iterable[Condition]:
+        engine = self.engine
+        if engine is None:
+            return ()
+        pages = engine.figures.fetched_pages + engine.figures.stored_pages
+        return staged_conditions(engine.region, self.config.node.role, engine.geometry, pages)
 
     @property
     def open_transfers(self) -> int:

@@ -35,7 +35,7 @@ from pdnode.obs.log import event
 from pdnode.obs.records import Records
 from pdnode.topology.nicfacts import mtu_of
 from pdnode.topology.sysfs import Sysfs
-from pdnode.types import Role, SessionId
+from pdnode.types import RegionKind, Role, SessionId
 
 TICK_S = 0.25
 _log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Links:
             vocabulary=self._model.vocabulary,
             context_tokens=self._model.context_tokens,
             max_waiting=self._config.engine.max_waiting,
-            verify=True,
+            verify=self._transfer.region.kind is not RegionKind.CUMEM,
         )
         push = PushMessenger(
             geometry=self._engine.geometry,

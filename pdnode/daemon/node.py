@@ -25,6 +25,7 @@ from pdnode.daemon.collector import calm_collector
 from pdnode.daemon.control import Control
 from pdnode.daemon.engine import start_engine
 from pdnode.daemon.hostview import HostView
+from pdnode.daemon.kvregion import choose_region, gpus_of
 from pdnode.daemon.lifecycle import Lifecycle, Phase, Restarts
 from pdnode.daemon.links import Links
 from pdnode.daemon.notify import Notifier
@@ -252,17 +253,23 @@ class Node:
             self._service.loading = "opening the NICs"
             transfer = await asyncio.to_thread(open_transfer, config, cpu=threads.progress)
             self._parts.transfer = transfer
-            stack.callback(transfer.engine.close)
+            stack.callback(transfer.close)
             stack.callback(self._forget_engine)  # nobody looks into what is being closed
             transfer.engine.start(asyncio.get_running_loop())
             wake_fds = [transfer.wake_fd]
-        engine = await start_engine(config, wake_fds, self._on_loading, cpus=threads.worker)
+        core = self._parts.transfer
+        region = choose_region(config, None) if core is None else core.region
+        engine = await start_engine(
+            config, wake_fds, self._on_loading, cpus=threads.worker, region=region
+        )
         stack.push_async_callback(engine.close)
         stack.callback(self._forget_engine)
         self._parts.engine = engine
-        if (core := self._parts.transfer) is not None:
-            memory = [core.add_memory(one.worker, engine.geometry) for one in engine.groups]
-            self._regions = memory
+        if core is not None:
+            self._regions = [
+                core.add_memory(one.worker, engine.geometry, gpus_of(config, number))
+                for number, one in enumerate(engine.groups)
+            ]
 
     def _on_loading(self, loading: Loading) -> None:
         self._service.loading = f"{loading.what} {loading.ratio:.0%}"

@@ -41,6 +41,7 @@ class Observation:
         self.events = EventRing()
         self.watch = Watch(self.parts, records, self.metrics)
         self.warnings.add_source(service.conditions)
+        self.warnings.add_source(self.parts.conditions)
         self.warnings.add_source(
             lambda: () if self.parts.verifier is None else self.parts.verifier.conditions()
         )

@@ -11,11 +11,12 @@ from pdnode.api.app import reload_app
 from pdnode.api.listener import ApiListener
 from pdnode.config import Config
 from pdnode.configfile import Loaded
-from pdnode.configrules import CROSS_RULES, broken
+from pdnode.configrules import CROSS_RULES, broken, reading_problems
 from pdnode.configschema import TABLES
 from pdnode.daemon.figures import Figures
 from pdnode.errors import Problem
 from pdnode.obs import log
+from pdnode.types import RegionKind
 
 _INDEX = re.compile(r"\[\d+\]")
 _RELOADABLE = frozenset(
@@ -69,7 +70,12 @@ class Reloader:
 
     def problems(self, new: Config) -> list[Problem]:
         """What of `new` does not go with the role that this node has now."""
-        return broken(self._in_effect(new), CROSS_RULES, frozenset())
+        config = self._in_effect(new)
+        found = broken(config, CROSS_RULES, frozenset())
+        engine = self.parts.engine
+        if engine is not None and engine.region.kind is RegionKind.CUMEM and not found:
+            found = list(reading_problems(config))
+        return found
 
     def apply(self, new: Config) -> None:
         """`new` differs from what runs in keys that can be reloaded only."""

@@ -1,19 +1,23 @@
 """Opens the transfer core for this node: library, device group, listeners, the worker's memory."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdnode.config import Config, NicConfig
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.wire import NicAddress
+from pdnode.daemon.kvregion import HOST_MEMORY, RegionChoice, choose_region
 from pdnode.engine.group import WorkerGroup
 from pdnode.errors import DeviceMissing
 from pdnode.fabric._native import Fabric, FabricError
 from pdnode.fabric.engine import FabricEngine
 from pdnode.fabric.library import find_library
+from pdnode.memory import cudriver
+from pdnode.memory.cumem import CumemRegion
 from pdnode.messenger.groups import SourceRegion
-from pdnode.types import Role
+from pdnode.types import RegionKind, Role
 
 
 @dataclass(slots=True)
@@ -25,8 +29,10 @@ class Transfer:
     group: int
     nics: tuple[NicAddress, ...]  # endpoint: where peers connect, since `take_role` of a prefill
     line_bytes_per_s: Mapping[str, float]  # by NIC name, where the kernel knows the link speed
+    region: RegionChoice = HOST_MEMORY
     # By NIC, where peers connect: once open it stays so, unused while the role is decode.
     _listening: dict[int, bytes] = field(default_factory=dict)
+    _device_memory: list[CumemRegion] = field(default_factory=list)
 
     @property
     def wake_fd(self) -> int:
@@ -48,35 +54,75 @@ class Transfer:
             addresses.append(NicAddress(number, nic.name, endpoint))
         self.nics = tuple(addresses)
 
-    def add_memory(self, worker: WorkerGroup, geometry: KvGeometry) -> tuple[SourceRegion, ...]:
+    def add_memory(
+        self, worker: WorkerGroup, geometry: KvGeometry, gpus: Sequence[str] = ()
+    ) -> tuple[SourceRegion, ...]:
         """Map the region of each rank of a TP group, and the leader's counter page, into the core.
 
-        One counter for all: it rises once the layer's KV is final on every rank.
+        One counter for all: it rises once the layer's KV is final on every rank. `gpus`: of the
+        ranks, for regions in their memory. DeviceMissing if a NIC or a GPU refuses one.
         """
         counter = self.fabric.add_counter(worker.counter_fd)
-        return tuple(
-            SourceRegion(
-                self.fabric.add_region(self.group, fd, geometry.region_bytes, geometry.page_bytes),
-                counter,
+        try:
+            if self.region.kind is RegionKind.CUMEM:
+                numbers = [
+                    self._add_device_region(fd, geometry, gpu)
+                    for fd, gpu in zip(worker.region_fds, gpus, strict=True)
+                ]
+            else:
+                size, page = geometry.region_bytes, geometry.page_bytes
+                numbers = [
+                    self.fabric.add_region(self.group, fd, size, page) for fd in worker.region_fds
+                ]
+        except FabricError as error:
+            raise DeviceMissing(f"[fabric] {error}") from error
+        return tuple(SourceRegion(number, counter) for number in numbers)
+
+    def _add_device_region(self, fd: int, geometry: KvGeometry, gpu: str) -> int:
+        """Mapped on the GPU that it is of; unmapped by `close`, after the NICs are."""
+        ordinal = cudriver.find_gpu(gpu).ordinal
+        mine = os.dup(fd)
+        try:
+            region = CumemRegion.adopt(mine, geometry.region_bytes, ordinal)
+        except BaseException:
+            os.close(mine)
+            raise
+        self._device_memory.append(region)
+        dmabuf = region.dmabuf()
+        try:
+            return self.fabric.add_device_region(
+                self.group, dmabuf, region.address, region.size_bytes, geometry.page_bytes, ordinal
             )
-            for fd in worker.region_fds
-        )
+        finally:
+            os.close(dmabuf)
+
+    def close(self) -> None:
+        """The core first, then what it had registered. Idempotent."""
+        self.engine.close()
+        while self._device_memory:
+            self._device_memory.pop().close()
 
 
 def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:
     """Blocks for the self-test of every NIC; its thread runs on `cpu` if ≥ 0. DeviceMissing in
-    words if a part is not there."""
+    words if a part is not there, ConfigError as choose_region."""
     fabric_config = config.fabric
     nics = fabric_config.nics
     try:
         library = find_library(fabric_config.library, fabric_config.provider)
-        fabric = Fabric(str(library), fabric_config.provider, fabric_config.poll)
+        region = choose_region(config, library)
+        fabric = Fabric(
+            str(library),
+            fabric_config.provider,
+            fabric_config.poll,
+            device_memory=region.kind is RegionKind.CUMEM,
+        )
         group = fabric.add_group([(nic.name, nic.address) for nic in nics], cpu)
         addresses = tuple(NicAddress(number, nic.name, b"") for number, nic in enumerate(nics))
     except FabricError as error:
         raise DeviceMissing(f"[fabric] {error}") from error
     speeds = {nic.name: speed for nic in nics if (speed := _line_bytes_per_s(nic.name))}
-    return Transfer(FabricEngine(fabric), fabric, group, addresses, speeds)
+    return Transfer(FabricEngine(fabric), fabric, group, addresses, speeds, region)
 
 
 def _line_bytes_per_s(interface: str) -> float | None:

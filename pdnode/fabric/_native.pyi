@@ -102,11 +102,11 @@ class Fabric:
         of `page_bytes` and within the provider's limits (a registration, a NIC). Returns the
         region number. Where the provider pins, a helper thread registers and this waits for it."""
     def add_device_region(
-        self, group: int, dmabuf: int, address: int, size: int, page_bytes: int
+        self, group: int, dmabuf: int, address: int, size: int, page_bytes: int, device: int
     ) -> int:
-        """Memory of a device that the caller has mapped at `address` and exported as a dma-buf, of
-        which this keeps a copy. Registered by the dma-buf, never touched here. The caller unmaps
-        it after remove_region. Not yet run on a device."""
+        """Memory of the CUDA device of this number that the caller has mapped at `address` and
+        exported as a dma-buf, of which this keeps a copy. Registered by the dma-buf, never touched
+        here. The caller unmaps it after remove_region. Not yet run on a device."""
     def remove_region(self, region: int) -> None:
         """Unmap. No session may have it any more."""
     def digest(

@@ -170,6 +170,12 @@ TABLE: Mapping[str, Metric] = {
             "pdnode_kv_mismatches_total", "counter", "",
             "Comparisons that found pages changed. Must be 0.", ("when",),
         ),
+        Metric(
+            "pdnode_kv_staged_bytes_total", "counter", "",
+            "Bytes copied between GPUs and their mirrors in host memory (W140): stored for peers, "
+            "fetched from them.",
+            ("direction",),
+        ),
         Metric("pdnode_fences_total", "counter", "", "Fences of peers and NICs.", ("cause",)),
         Metric(
             "pdnode_nic_returns_total", "counter", "",

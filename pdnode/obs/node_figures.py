@@ -69,6 +69,7 @@ class NodeFigures:
     log_lines_held: int = 0
     pages_verified: Mapping[str, int] = field(default_factory=dict)  # by when
     mismatches: Mapping[str, int] = field(default_factory=dict)  # by when
+    staged_bytes: Mapping[str, int] = field(default_factory=dict)  # by direction
 
 
 class NodeCollector(Collector):
@@ -107,6 +108,7 @@ class NodeCollector(Collector):
         yield _counter("pdnode_kv_immediates_total", _by_value(node.immediates))
         yield _counter("pdnode_kv_pages_verified_total", _by_value(node.pages_verified))
         yield _counter("pdnode_kv_mismatches_total", _by_value(node.mismatches))
+        yield _counter("pdnode_kv_staged_bytes_total", _by_value(node.staged_bytes))
         yield _counter("pdnode_steps_total", {(): node.steps})
         yield _gauge("pdnode_warning", node.warnings)
         yield _counter("pdnode_telemetry_dropped_total", {("log",): node.log_lines_held})

@@ -51,6 +51,7 @@ REGISTRY: Mapping[str, Kind] = {
         Kind("W120", "warning", "pages are quarantined", visible_after_s=2.0),
         Kind("W121", "error", "quarantined pages stop admission"),
         Kind("E130", "error", "KV pages do not hold what was written"),
+        Kind("W140", "warning", "KV pages take a detour through host memory"),
         Kind("W201", "error", "a peer does not fit this node"),
         Kind("W202", "warning", "a peer is not reached", visible_after_s=1.0),
         Kind("W203", "warning", "a peer is up but does not get on"),

@@ -66,6 +66,7 @@ class NodeSpec:
     nics: Sequence[Mapping[str, object]] = ()  # or several
     netns: str = ""  # network namespace that it runs in
     api: Mapping[str, object] = field(default_factory=dict)
+    fabric: Mapping[str, object] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)  # added to the test's own
     protocol: tuple[int, int] | None = None  # versions that it says it speaks, if not its own
     ports: list[int] = field(default_factory=lambda: free_ports(3))
@@ -94,7 +95,7 @@ class NodeSpec:
             ("[model]", {"path": str(self.model), "name": "test-model"}),
             ("[engine]", {"threads": 1, "dtype": "float32", **self.engine}),
             ("[kv]", {"pool_bytes": "256MiB", "page_tokens": 16, **self.kv}),
-            ("[fabric]", {"provider": self.provider, "port": self.ports[2]}),
+            ("[fabric]", {"provider": self.provider, "port": self.ports[2], **self.fabric}),
             ("[topology]", self.topology),
             ("[api]", {"listen": f"127.0.0.1:{self.ports[0]}", **self.api}),
             ("[peer]", {"listen": f"{self.link_host}:{self.ports[1]}", **self.peer}),

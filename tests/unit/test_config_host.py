@@ -18,10 +18,12 @@ from pdnode.config import (
     NicConfig,
     NodeConfig,
     PeerConfig,
+    PrefillConfig,
 )
 from pdnode.confighost import check_host, resolve_nics
-from pdnode.confignics import memlock_problem
+from pdnode.confignics import entries_problem, memlock_problem
 from pdnode.errors import ConfigError, DeviceMissing, Problem
+from pdnode.topology.sysfs import Sysfs
 from pdnode.types import Role
 
 
@@ -159,6 +161,39 @@ def test_locked_memory(
         assert problem is not None
         assert problem.device
         assert found in problem.text
+
+
+@pytest.mark.parametrize(
+    ("region", "peers", "found"),
+    [
+        ("auto", 2, ""),
+        ("auto", 3, "26214402 pages of 4096 bytes would be registered with each NIC (3 peers), "),
+        ("cumem", 40, ""),
+    ],
+)
+def test_table_entries_of_an_efa_device(
+    config: Config, region: str, peers: int, found: str
+) -> None:
+    """95 GB in pages of 4 KiB is the most."""
+    prefill = tuple(PrefillConfig(f"p{number}", "127.0.0.1", 7700) for number in range(peers))
+    node = dataclasses.replace(config.node, role=Role.DECODE)
+    kv = KvConfig(pool_bytes=(100 << 30) // 3 + 1, region=region)
+    config = dataclasses.replace(config, node=node, kv=kv, prefill=prefill)
+    config = with_nics(config, *config.fabric.nics, provider="efa")
+    problem = entries_problem(config, Sysfs(Path("/nowhere")))
+    assert ("" if problem is None else problem.text)[: len(found) or None] == found
+
+
+def test_memory_of_a_gpu_is_not_locked(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    config = with_nics(config, *config.fabric.nics, provider="verbs")
+    kv = KvConfig(pool_bytes=1 << 30, region="cumem")
+    assert memlock_problem(dataclasses.replace(config, kv=kv)) is None
+    engine = dataclasses.replace(config.engine, dp=2)
+    staged = dataclasses.replace(config, engine=engine, kv=dataclasses.replace(kv, region="staged"))
+    problem = memlock_problem(staged)
+    assert problem is not None
+    assert "2GiB (1GiB × 2 groups) is needed" in problem.text
 
 
 def test_library_that_is_not_there(config: Config) -> None:

@@ -318,3 +318,21 @@ async def test_scores_of_a_removed_sequence_are_dropped(loop: Loop) -> None:
     loop.worker.answers.put_nowait(done)
     await loop.settle()
     assert [entry[1] for entry in loop.take()] == ["planned", "sampling", "computed"]
+
+
+async def test_pages_to_and_from_a_mirror(loop: Loop) -> None:
+    """Staged: what a pass computes for a peer goes out, what a peer wrote comes in once."""
+    loop.steps.staged = True
+    loop.add_prefill(11)
+    loop.add("d", 7, computed=6, first_page=3)
+    step = await loop.turn()
+    assert [(part.start, len(part.tokens)) for part in step.sequences] == [(6, 1), (0, 4)]
+    assert (step.fetch, step.store) == ([3, 4], [20])
+    step = await loop.turn()
+    assert (step.fetch, step.store) == ([], [21, 22])
+    loop.add("local", 9, first_page=10)
+    step = await loop.turn()
+    assert len(step.sequences) == 2
+    assert (step.fetch, step.store) == ([], [])
+    figures = loop.steps.figures
+    assert (figures.fetched_pages, figures.stored_pages) == (2, 3)

@@ -165,21 +165,22 @@ int Fabric::add_region(int number, int fd, uint64_t size, uint64_t page_bytes) {
   check_open();
   std::unique_ptr<Mapping> memory;
   require(Mapping::open(fd, size, "region", &memory));
-  return keep_region(number, std::move(memory), Fd(), page_bytes);
+  return keep_region(number, std::move(memory), Fd(), 0, page_bytes);
 }
 
 int Fabric::add_device_region(int number, int dmabuf, uint64_t address, uint64_t size,
-                              uint64_t page_bytes) {
+                              uint64_t page_bytes, int device) {
   check_open();
   require(hub_->device_memory, "device_memory: the fabric was opened without it");
   require(address != 0, "address: 0 is none");
+  require(device >= 0, quoted("device", device) + " is none");
   Fd copy(fcntl(dmabuf, F_DUPFD_CLOEXEC, 0));
   if (copy.get() < 0) refuse(errno_text("dmabuf", errno));
   return keep_region(number, Mapping::of_device(reinterpret_cast<uint8_t*>(address), size),
-                     std::move(copy), page_bytes);
+                     std::move(copy), device, page_bytes);
 }
 
-int Fabric::keep_region(int number, std::unique_ptr<Mapping> memory, Fd dmabuf,
+int Fabric::keep_region(int number, std::unique_ptr<Mapping> memory, Fd dmabuf, int device,
                         uint64_t page_bytes) {
   Group& on = group(number);
   const uint64_t size = memory->size();
@@ -192,6 +193,7 @@ int Fabric::keep_region(int number, std::unique_ptr<Mapping> memory, Fd dmabuf,
   region->page_bytes = page_bytes;
   region->memory = std::move(memory);
   region->dmabuf = std::move(dmabuf);
+  region->device = static_cast<uint64_t>(device);
   const Nic& nic = *on.nics.front();
   if (nic.limits.local_registration || !nic.provider.session_registration) {
     auto done = std::make_shared<std::promise<Error>>();

@@ -61,7 +61,7 @@ class Fabric {
   std::string endpoint_name(int64_t session, int nic);
   int add_region(int group, int fd, uint64_t size, uint64_t page_bytes);
   int add_device_region(int group, int dmabuf, uint64_t address, uint64_t size,
-                        uint64_t page_bytes);
+                        uint64_t page_bytes, int device);
   void remove_region(int region);
   // For digests, which other threads compute; it keeps the memory mapped.
   std::shared_ptr<const Region> region(int number) const;
@@ -107,7 +107,8 @@ class Fabric {
   };
 
   void check_open() const;
-  int keep_region(int group, std::unique_ptr<Mapping> memory, Fd dmabuf, uint64_t page_bytes);
+  int keep_region(int group, std::unique_ptr<Mapping> memory, Fd dmabuf, int device,
+                  uint64_t page_bytes);
   Session& find_session(int64_t session);
   std::shared_ptr<Transfer> find_transfer(int64_t transfer) const;
   int group_of(int nic) const;

@@ -46,6 +46,7 @@ struct Memory {
   uint8_t* data = nullptr;
   uint64_t size = 0, page_bytes = 0, memory_page_bytes = 4096;
   int dmabuf = -1;  // of a device's memory
+  uint64_t device = 0;  // its number
 };
 
 // A worker's KV memory. Unmapped when the last session and program that use it are gone.
@@ -55,9 +56,12 @@ struct Region {
   uint64_t page_bytes = 0;
   std::unique_ptr<Mapping> memory;
   Fd dmabuf;  // of a device's memory, which only the NICs may touch
+  uint64_t device = 0;
   uint8_t* data() const { return memory->data(); }
   uint64_t size() const { return memory->size(); }
-  Memory whole() const { return {data(), size(), page_bytes, memory->page_bytes(), dmabuf.get()}; }
+  Memory whole() const {
+    return {data(), size(), page_bytes, memory->page_bytes(), dmabuf.get(), device};
+  }
 };
 
 // A worker's layer counter, as the daemon sees it.

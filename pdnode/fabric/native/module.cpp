@@ -237,7 +237,7 @@ void bind_set_up(nb::class_<Fabric>& fabric) {
            "session"_a, "nic"_a)
       .def("add_region", &Fabric::add_region, "group"_a, "fd"_a, "size"_a, "page_bytes"_a)
       .def("add_device_region", &Fabric::add_device_region, "group"_a, "dmabuf"_a, "address"_a,
-           "size"_a, "page_bytes"_a)
+           "size"_a, "page_bytes"_a, "device"_a)
       .def("remove_region", &Fabric::remove_region, "region"_a)
       .def("digest", &digest, "region"_a, "layers"_a, "layer_stride"_a, "page_stride"_a,
            "offset"_a, "length"_a, "pages"_a)

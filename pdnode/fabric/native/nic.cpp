@@ -201,6 +201,7 @@ Error Nic::register_piece(const Memory& memory, uint64_t offset, uint64_t length
     attributes.access = access;
     attributes.requested_key = requested;
     attributes.interface = FI_HMEM_CUDA;
+    attributes.device = memory.device;
     code = fi_mr_regattr(domain.get(), reinterpret_cast<const fi_mr_attr*>(&attributes),
                          kDmaBufFlag, piece->mr.out());
   }

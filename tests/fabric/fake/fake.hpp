@@ -83,9 +83,11 @@ struct Fabric {
 struct Mr {
   fid_mr fid{};
   Domain* domain = nullptr;
-  uint8_t* data = nullptr;
+  uint8_t* data = nullptr;  // where the NIC finds the bytes
   size_t length = 0;
   uint64_t access = 0;
+  uint8_t* base = nullptr;  // what the caller calls this place: of a device, it may not be touched
+  std::shared_ptr<uint8_t> window;  // on a dma-buf, which the NIC maps by itself
 };
 
 struct Domain {
@@ -93,6 +95,7 @@ struct Domain {
   Fabric* fabric = nullptr;
   int children = 0;
   bool one_thread = false;  // FI_THREAD_DOMAIN
+  bool device_memory = false;  // FI_HMEM
   std::map<uint64_t, Mr*> regions;
   int64_t registered_bytes = 0;
   std::thread::id opened_by{}, inside{};
@@ -174,6 +177,7 @@ struct Request {
 struct Segment {
   const uint8_t* source = nullptr;
   uint64_t length = 0, address = 0, key = 0;
+  std::shared_ptr<uint8_t> window;  // that `source` is in
 };
 
 struct Write {

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <rdma/fi_errno.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 
 #include "fake.hpp"
@@ -41,7 +44,8 @@ int close_region(fid_t fid) {
 fi_ops region_ops = {sizeof(fi_ops), close_region, nullptr, nullptr, nullptr, nullptr, nullptr};
 
 int add_region(Domain* domain, const void* buffer, size_t length, uint64_t access,
-               uint64_t requested_key, fid_mr** out) {
+               uint64_t requested_key, fid_mr** out,
+               const std::shared_ptr<uint8_t>& window = nullptr, uint64_t offset = 0) {
   if (const int64_t pause = world().rules.register_us) {
     std::this_thread::sleep_for(std::chrono::microseconds(pause));
   }
@@ -61,7 +65,9 @@ int add_region(Domain* domain, const void* buffer, size_t length, uint64_t acces
   }
   auto* mr = new Mr;
   mr->domain = domain;
-  mr->data = const_cast<uint8_t*>(static_cast<const uint8_t*>(buffer));
+  mr->base = const_cast<uint8_t*>(static_cast<const uint8_t*>(buffer));
+  mr->data = window != nullptr ? window.get() + offset : mr->base;
+  mr->window = window;
   mr->length = length;
   mr->access = access;
   mr->fid.fid.fclass = FI_CLASS_MR;
@@ -102,6 +108,22 @@ struct AttributesLayout {
   void* since_1_20[4];
 };
 
+// Like a NIC, by the descriptor: the place where the caller has it mapped may be out of reach.
+std::shared_ptr<uint8_t> map_window(int fd, size_t size) {
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return nullptr;
+  return {static_cast<uint8_t*>(data), [size](uint8_t* at) { munmap(at, size); }};
+}
+
+// The stub of the CUDA driver writes the device into its memory's name; -1 for other memory.
+int device_of(int fd) {
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  std::array<char, 256> name{};
+  int device = -1;
+  if (readlink(link.c_str(), name.data(), name.size() - 1) < 0) return -1;
+  return std::sscanf(name.data(), "/memfd:stub-cuda:%d:", &device) == 1 ? device : -1;
+}
+
 int register_by_attributes(struct fid* fid, const fi_mr_attr* raw, uint64_t flags, fid_mr** out) {
   constexpr uint64_t kDmaBuf = uint64_t{1} << 40;
   Domain* domain = of<Domain>(fid);
@@ -118,10 +140,19 @@ int register_by_attributes(struct fid* fid, const fi_mr_attr* raw, uint64_t flag
     }
     if (flags != kDmaBuf || attributes.count != 1 || attributes.offset != 0) return -FI_EINVAL;
     if (fcntl(attributes.buffer->fd, F_GETFD) < 0) return -FI_EBADF;
+    if (!domain->device_memory) all.violation("memory of a device without FI_HMEM");
+    if (attributes.interface != FI_HMEM_CUDA) all.violation("a dma-buf of another interface");
+    const int device = device_of(attributes.buffer->fd);
+    if (device >= 0 && attributes.device != static_cast<uint64_t>(device)) {
+      all.violation("memory of device " + std::to_string(device) + " registered as of " +
+                    std::to_string(attributes.device));
+    }
   }
   const DmaBufLayout& buffer = *attributes.buffer;
+  const auto window = map_window(buffer.fd, buffer.offset + buffer.length);
+  if (window == nullptr) return -FI_EINVAL;
   return add_region(domain, buffer.base + buffer.offset, buffer.length, attributes.access,
-                    attributes.requested_key, out);
+                    attributes.requested_key, out, window, buffer.offset);
 }
 
 // ---- completion queues
@@ -335,6 +366,7 @@ int open_domain(fid_fabric* fid, fi_info* info, fid_domain** out, void*) {
   const Entered entered;
   auto* domain = new Domain;
   domain->fabric = of<Fabric>(&fid->fid);
+  domain->device_memory = (info->caps & FI_HMEM) != 0;
   domain->one_thread = info->domain_attr->threading == FI_THREAD_DOMAIN;
   domain->fabric->api = info->fabric_attr->api_version;
   domain->fid.fid.fclass = FI_CLASS_DOMAIN;

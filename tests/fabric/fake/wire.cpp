@@ -51,7 +51,7 @@ uint8_t* target_of(const Domain& domain, const Segment& one) {
   if (found == domain.regions.end()) return nullptr;
   const Mr& mr = *found->second;
   const uint64_t base =
-      world().rules.virtual_addresses != 0 ? reinterpret_cast<uint64_t>(mr.data) : 0;
+      world().rules.virtual_addresses != 0 ? reinterpret_cast<uint64_t>(mr.base) : 0;
   if ((mr.access & FI_REMOTE_WRITE) == 0 || one.address < base) return nullptr;
   const uint64_t offset = one.address - base;
   if (offset > mr.length || one.length > mr.length - offset) return nullptr;
@@ -207,10 +207,21 @@ Mr* local_region(const Domain& domain, void* descriptor, const iovec& source) {
   for (const auto& [key, mr] : domain.regions) {
     if (mr != descriptor) continue;
     const auto* begin = static_cast<const uint8_t*>(source.iov_base);
-    const bool inside = begin >= mr->data && begin + source.iov_len <= mr->data + mr->length;
+    const bool inside = begin >= mr->base && begin + source.iov_len <= mr->base + mr->length;
     return inside && (mr->access & FI_WRITE) != 0 ? mr : nullptr;
   }
   return nullptr;
+}
+
+// A segment of a message; memory of another device by the window that this one has on it.
+Segment segment_of(const Domain& domain, const fi_msg_rma& message, size_t number) {
+  const iovec& source = message.msg_iov[number];
+  const fi_rma_iov& target = message.rma_iov[number];
+  const auto* place = static_cast<const uint8_t*>(source.iov_base);
+  void* descriptor = message.desc != nullptr ? message.desc[number] : nullptr;
+  const Mr* mr = descriptor != nullptr ? local_region(domain, descriptor, source) : nullptr;
+  if (mr == nullptr) return {place, source.iov_len, target.addr, target.key, nullptr};
+  return {mr->data + (place - mr->base), source.iov_len, target.addr, target.key, mr->window};
 }
 
 // An errno of its late completion, 0 if all is well.
@@ -264,11 +275,8 @@ ssize_t post_write(fid_ep* fid, const fi_msg_rma* message, uint64_t flags) {
   uint64_t bytes = 0;
   write.fault = check_message(*ep, *message, &bytes);
   if (ep->broken) write.fault = FI_ENOTCONN;
-  const uint8_t* source = nullptr;
   for (size_t i = 0; i < message->iov_count; ++i) {
-    source = static_cast<const uint8_t*>(message->msg_iov[i].iov_base);
-    write.segments.push_back({source, message->msg_iov[i].iov_len, message->rma_iov[i].addr,
-                              message->rma_iov[i].key});
+    write.segments.push_back(segment_of(*ep->domain, *message, i));
   }
   if (!all.contexts.emplace(message->context, ep->name).second) {
     all.violation("the context of an outstanding operation is used again");

@@ -65,7 +65,7 @@ Node::Node(const std::string& library, const std::string& provider, const Shape&
   // The memory of the "device" is a memfd as well; the fake takes its descriptor for a dma-buf.
   region = device_memory ? fabric->add_device_region(0, fd_.get(),
                                                      reinterpret_cast<uint64_t>(memory),
-                                                     shape.bytes(), shape.page_bytes)
+                                                     shape.bytes(), shape.page_bytes, 0)
                          : fabric->add_region(0, fd_.get(), shape.bytes(), shape.page_bytes);
 }
 

@@ -84,6 +84,14 @@ __attribute__((destructor)) static void report(void) {
   snprintf(path, sizeof path, "%s/%d", folder, (int)getpid());
   FILE* file = fopen(path, "w");
   if (file == NULL) return;
+  char line[4096] = "";
+  FILE* command = fopen("/proc/self/cmdline", "r");
+  if (command != NULL) {
+    const size_t length = fread(line, 1, sizeof line - 1, command);
+    for (size_t i = 0; i < length; ++i) line[i] = line[i] != 0 ? line[i] : ' ';
+    fclose(command);
+  }
+  fprintf(file, "process %s\n", line);
   for (int i = 0; i < violation_count; ++i) fprintf(file, "violation %s\n", violations[i]);
   static const char* const kinds[] = {"memory", "ranges", "host", "contexts", "streams"};
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; ++i) {

@@ -1,0 +1,52 @@
+"""`pdnode check-config --host` on the stub of the driver: the GPUs that a file names."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.cuda_stub import environment, run_python
+from tests.support.tiny_model import write_tiny_llama
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def check(folder: Path, engine: str, region: str = "staged", **settings: str) -> tuple[int, str]:
+    """Exit code and what is said of GPUs."""
+    model = write_tiny_llama(folder / "model")
+    file = folder / "node.toml"
+    text = f"""
+        config_version = 1
+        node = {{ role = "colocated", admin_socket = "{folder}/admin.sock" }}
+        model = {{ path = "{model}" }}
+        api = {{ listen = "127.0.0.1:0" }}
+        kv = {{ region = "{region}" }}
+        engine = {{ {engine} }}
+    """
+    file.write_text(text)
+    command = ["-m", "pdnode", "check-config", "--host", "--config", str(file)]
+    done = run_python(*command, variables=environment(**settings))
+    said = done.stdout + done.stderr
+    lines = [line for line in said.splitlines() if "engine.gpus" in line or "kv.region" in line]
+    return done.returncode, "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("engine", "region", "settings", "code", "said"),
+    [
+        ('gpus = ["0000:1B:00.0"]', "staged", {}, 0, ""),
+        ('gpus = ["0000:1c:00.0"]', "staged", {}, 71, "no GPU 0000:1c:00.0 is visible here; there"),
+        ("tp = 2, dp = 2", "staged", {}, 71, "4 workers (tp × dp) need a GPU each, 2 are visible"),
+        ("tp = 2", "cumem", {"STUB_CUDA_DMA_BUF": "0"}, 71, "the driver exports no dma-buf of GPU"),
+        ("tp = 2", "staged", {"STUB_CUDA_DMA_BUF": "0"}, 0, ""),
+        ("tp = 2", "auto", {"STUB_CUDA_DEVICES": "0"}, 0, ""),
+        ("tp = 2", "staged", {"STUB_CUDA_DEVICES": "0"}, 71, "cuInit: CUDA_ERROR_NO_DEVICE"),
+    ],
+)
+def test_gpus_of_the_host(
+    tmp_path: Path, engine: str, region: str, settings: dict[str, str], code: int, said: str
+) -> None:
+    found, text = check(tmp_path, engine, region, **settings)
+    assert (found, said in text) == (code, True), text
+    if not said:
+        assert "visible" not in text
+        assert "exports" not in text
