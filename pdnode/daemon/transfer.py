@@ -19,6 +19,10 @@ from pdnode.memory.cumem import CumemRegion
 from pdnode.messenger.groups import SourceRegion
 from pdnode.types import RegionKind, Role
 
+WRITE_SILENCE_S = 60.0
+"""A single write without completion for so long loses its connection, though others of that NIC
+make progress; never before `[peer] stall_s` would."""
+
 
 @dataclass(slots=True)
 class Transfer:
@@ -115,6 +119,7 @@ def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:
             str(library),
             fabric_config.provider,
             fabric_config.poll,
+            silence_s=max(WRITE_SILENCE_S, 2 * config.peer.stall_s),
             device_memory=region.kind is RegionKind.CUMEM,
         )
         group = fabric.add_group([(nic.name, nic.address) for nic in nics], cpu)

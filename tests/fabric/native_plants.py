@@ -130,8 +130,9 @@ PLANTS = (
     Plant(15, "a merged write counts as one page", "verbs", ()),
     Plant(16, "connection left open at a fence", "verbs", ((
         "group_fence.cpp",
-        "      connection->own.reset();",
-        "      if (planted(16)) connection->own.release();\n      connection->own.reset();",
+        "      close(&connection->own, *connection->nic);",
+        "      if (planted(16)) connection->own.release();\n"
+        "      close(&connection->own, *connection->nic);",
     ),)),
     Plant(17, "more segments than the provider takes", "verbs", ((
         "provider.cpp",
@@ -153,6 +154,11 @@ PLANTS = (
         "if (!all_read && one.nic->empty_runs - one.empty_runs < 2) return false;",
         "if (planted(20) || (!all_read && one.nic->empty_runs - one.empty_runs < 2)) return false;",
     ),), first=24),
+    Plant(21, "a fence that failed is said all the same", "verbs", ((
+        "group_fence.cpp",
+        "  if (error) {\n    say_lost(ticket->session",
+        "  if (error && !planted(21)) {\n    say_lost(ticket->session",
+    ),)),
 )  # fmt: skip
 
 

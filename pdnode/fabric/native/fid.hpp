@@ -21,9 +21,11 @@ class Fid {
   }
   ~Fid() { reset(); }
 
-  void reset() {
-    if (object_ != nullptr) fi_close(&std::exchange(object_, nullptr)->fid);
+  // What fi_close says. A second attempt would be of no use: the object is given up in any case.
+  int close() {
+    return object_ == nullptr ? 0 : fi_close(&std::exchange(object_, nullptr)->fid);
   }
+  void reset() { close(); }
   // Gives the object up without closing it (an endpoint that must not be closed yet, ever).
   T* release() { return std::exchange(object_, nullptr); }
   T* get() const { return object_; }

@@ -21,6 +21,21 @@ constexpr int kBlockedTimeoutMs = 1;
 constexpr unsigned kMostEmptyWakeups = 64;  // in a row
 constexpr long kNapNs = 50'000;  // where the provider has nothing to wait on
 
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
 // Endpoints whose closing now could crash stay open until the process ends, with their memory.
 void keep_open(std::vector<std::unique_ptr<RdmEndpoint>> endpoints, OpPool ops) {
   static std::mutex mutex;
@@ -50,13 +65,11 @@ Error Group::start(const std::vector<std::pair<std::string, std::string>>& named
     if (!error) error = nic.self_test();
     if (error) return Error("NIC " + name + " (" + address + "): " + error.text());
   }
-  // Signals are Python's: the thread is started with all of them blocked.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  if (hub_.provider.pins) registrar_.start();
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  {
+    const SignalsBlocked blocked;  // signals are Python's: the threads start with them blocked
+    if (hub_.provider.pins) registrar_.start();
+    thread_ = std::thread([this] { run(); });
+  }
   pthread_setname_np(thread_.native_handle(), ("fabric-" + std::to_string(number)).c_str());
   if (cpu < 0) return Error();
   cpu_set_t cpus;

@@ -136,12 +136,9 @@ class Group {
   Error connect_msg(Connection* connection, const std::vector<uint8_t>& address);
   Error connect_rdm(Connection* connection, const std::vector<uint8_t>& address);
   Error prepare(Connection* connection, fi_info* info);
-  // Twice the peer's window: it can never meet an empty queue, however late we post again.
-  uint32_t receives() const { return 2 * hub_.provider.window_writes; }
-  Error post_receives(Receiver* receiver);
-  void post_owed_receives();
   void lose_all(const fid_ep* endpoint, const std::string& why);
   Connection* add_connection(SessionPart* part, Pair pair, Nic* nic);
+  void forget(SessionPart* part, Connection* failed);
   void mark_connected(Connection* connection);
   void mark_lost(Connection* connection, const std::string& why);
   void lose(Connection* connection, const std::string& why);
@@ -157,7 +154,10 @@ class Group {
   void abandon(Receiver* receiver, Nic* nic, RdmEndpoint* condemned);
   void abandon(Op* op, Nic* nic, RdmEndpoint* condemned);
   void release_retired();
-  void say_fenced(const std::shared_ptr<FenceTicket>& ticket);
+  template <class T>
+  void close(Fid<T>* object, const Nic& nic);
+  Error close_memory(std::vector<Prepared>* closing) const;  // any thread
+  void say_fenced(const std::shared_ptr<FenceTicket>& ticket, const Error& error);
   void release_condemned(int64_t now);
   void end_programs(SessionPart* part);
   void say_lost(int64_t session, Pair pair, const std::string& why);
@@ -188,6 +188,8 @@ class Group {
   void on_error_entry(Nic* nic);
   void on_dead_queue(Nic* nic, ssize_t code);
   void on_receive(Op* op, const std::string& failure);
+  Error post_receives(Receiver* receiver);
+  void post_owed_receives();
   void on_immediate(Nic* nic, uint32_t value);
   void on_probe_arrived(Nic* nic);
   void check_probed(Connection* connection);
@@ -216,6 +218,7 @@ class Group {
   std::unordered_map<fid_t, Connection*> endpoints_;
   std::vector<std::unique_ptr<RdmEndpoint>> condemned_;
   std::vector<Retired> retired_;
+  Error not_closed_;  // of the fence that runs: what the peer may still write to
   std::deque<Program*> urgent_;  // with a layer that was just raised: posted before anything else
   std::vector<std::shared_ptr<Transfer>> failures_;  // whose `failed` is still to be said
   int64_t last_active_ns_ = 0;

@@ -108,6 +108,43 @@ void Group::on_receive(Op* op, const std::string& failure) {
   if (!why.empty()) lose_all(receiver->ep, why);
 }
 
+// Where an endpoint has no receive at all, and none can be posted for so long, it is of no use.
+Error Group::post_receives(Receiver* receiver) {
+  while (receiver->ep != nullptr && receiver->owed > 0) {
+    Op* op = ops_.take();
+    op->kind = Op::Kind::kReceive;
+    const auto code = fi_recv(receiver->ep, nullptr, 0, nullptr, FI_ADDR_UNSPEC, &op->context);
+    if (code != 0) {
+      ops_.give(op);
+      if (code != -FI_EAGAIN) return hub_.library.check("fi_recv", code, hub_.provider.name);
+      receives_owed_ = true;
+      if (receiver->refused_ns == 0) receiver->refused_ns = turn_ns_;
+      const bool useless = receiver->ops == nullptr && turn_ns_ - receiver->refused_ns >= kRefusedNs;
+      return useless ? Error("fi_recv: try again, for 3 s") : Error();
+    }
+    receiver->refused_ns = 0;
+    --receiver->owed;
+    receiver->link(op);
+  }
+  return Error();
+}
+
+void Group::post_owed_receives() {
+  receives_owed_ = false;
+  for (auto& [id, part] : parts_) {
+    for (auto& connection : part->connections) {
+      if (connection->state == Connection::State::kLost) continue;
+      if (Error error = post_receives(&connection->receiver)) {
+        mark_lost(connection.get(), error.text());
+      }
+    }
+    for (auto& [nic, on] : part->nics) {
+      if (!on.rdm) continue;
+      if (Error error = post_receives(&on.rdm->receiver)) lose_all(on.rdm->ep.get(), error.text());
+    }
+  }
+}
+
 // Takes it off its connection and tells whom it concerns; the memory stays the op's.
 void Group::settle_op(Op* op, const std::string& failure, int64_t now) {
   Connection* connection = op->connection;

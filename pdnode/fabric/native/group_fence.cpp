@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "group.hpp"
@@ -17,6 +18,12 @@ constexpr int kEmptyReads = 8;
 
 }  // namespace
 
+template <class T>
+void Group::close(Fid<T>* object, const Nic& nic) {
+  const int code = object->close();
+  if (code != 0 && !not_closed_) not_closed_ = hub_.library.check("fi_close", code, nic.label());
+}
+
 // Takes the connections out of the session: no operation is outstanding on them afterwards. On
 // FI_EP_RDM `which` has all pairs of the NICs it touches, since they share an endpoint.
 void Group::close_connections(SessionPart* part, const std::vector<Connection*>& which) {
@@ -29,9 +36,9 @@ void Group::close_connections(SessionPart* part, const std::vector<Connection*>&
     if (connection->probe_wanted) --probes_waiting_;
     connection->probe_wanted = false;
     if (connection->own) {
-      endpoints_.erase(&connection->ep->fid);
+      endpoints_.erase(&connection->own->fid);
       connection->receiver.ep = nullptr;
-      connection->own.reset();  // here the last byte of this peer has landed
+      close(&connection->own, *connection->nic);  // here the last byte of this peer has landed
     }
   }
   for (const auto& [nic, probed] : up) {
@@ -116,7 +123,7 @@ RdmEndpoint* Group::retire_rdm(NicPart* on, bool up) {
   const bool closes = up || hub_.provider.closes_any_time;
   abandon(&rdm->receiver, on->nic, closes ? nullptr : rdm.get());
   if (closes) {
-    rdm->ep.reset();
+    close(&rdm->ep, *on->nic);
     rdm->av.reset();
     return nullptr;
   }
@@ -153,6 +160,7 @@ void Group::fail_all(const std::vector<std::shared_ptr<Transfer>>& transfers) {
 }
 
 void Group::fence(const std::shared_ptr<FenceTicket>& ticket) {
+  not_closed_ = Error();
   SessionPart* part = find_part(ticket->session);
   const bool whole = ticket->pair.first < 0;
   auto closing_memory = std::make_shared<std::vector<Prepared>>();
@@ -183,13 +191,42 @@ void Group::fence(const std::shared_ptr<FenceTicket>& ticket) {
     flush_failures();
   }
   // Where registrations are the fence, `fenced` waits for their end.
-  aside([closing_memory, ticket]() -> Command {
-    closing_memory->clear();
-    return [ticket](Group& on) { on.say_fenced(ticket); };
+  aside([this, closing_memory, ticket, error = not_closed_]() -> Command {
+    const Error found = close_memory(closing_memory.get());
+    return [ticket, error = error ? error : found](Group& on) { on.say_fenced(ticket, error); };
   });
 }
 
-void Group::say_fenced(const std::shared_ptr<FenceTicket>& ticket) {
+Error Group::close_memory(std::vector<Prepared>* closing) const {
+  Error error;
+  const auto close_one = [&](Registration* piece) {
+    const int code = piece->mr.close();
+    if (code != 0 && !error) error = hub_.library.check("fi_close", code, hub_.provider.name);
+  };
+  for (Prepared& memory : *closing) {
+    close_one(&memory.scratch_registration);
+    for (auto& [region, pieces] : memory.regions) {
+      for (Registration& piece : pieces) close_one(&piece);
+    }
+  }
+  // What could not be closed may still be written to: its memory stays mapped.
+  if (error) {
+    static std::mutex mutex;
+    static auto& kept = *new std::vector<Prepared>;
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (Prepared& memory : *closing) kept.push_back(std::move(memory));
+  }
+  closing->clear();
+  return error;
+}
+
+// `fenced` is a promise that no byte can land any more. Where the provider could not close what
+// the peer writes through, it is never given: the session's pages stay quarantined.
+void Group::say_fenced(const std::shared_ptr<FenceTicket>& ticket, const Error& error) {
+  if (error) {
+    say_lost(ticket->session, ticket->pair, "the fence failed: " + error.text());
+    return;
+  }
   if (ticket->groups.fetch_sub(1) != 1) return;
   Event event;
   event.kind = EventKind::kFenced;

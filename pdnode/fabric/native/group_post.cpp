@@ -12,7 +12,6 @@ namespace pdnode {
 
 namespace {
 
-constexpr int64_t kRefusedNs = 3'000'000'000;
 constexpr const char* kRefused = "fi_writemsg: try again, for 3 s";
 
 }  // namespace

@@ -220,6 +220,18 @@ Connection* Group::add_connection(SessionPart* part, Pair pair, Nic* nic) {
   return connection;
 }
 
+// Takes out a connection whose set-up failed. On FI_EP_RDM it has nothing of its own, and the
+// endpoint is that of the session's other pairs.
+void Group::forget(SessionPart* part, Connection* failed) {
+  if (failed->own) {
+    close_connections(part, {failed});
+    return;
+  }
+  auto& all = part->connections;
+  all.erase(std::find_if(all.begin(), all.end(),
+                         [failed](const auto& one) { return one.get() == failed; }));
+}
+
 void Group::connect(int64_t session, Pair pair, const std::vector<uint8_t>& address,
                     int64_t patience) {
   SessionPart* part = find_part(session);
@@ -231,7 +243,7 @@ void Group::connect(int64_t session, Pair pair, const std::vector<uint8_t>& addr
       say_lost(session, pair, "lost before: the pair must be fenced first");
       return;
     }
-    close_connections(part, {old});
+    forget(part, old);
   }
   Connection* connection = add_connection(part, pair, find_nic(pair.first));
   Error error;
@@ -263,42 +275,8 @@ Error Group::prepare(Connection* connection, fi_info* info) {
   endpoints_[&connection->ep->fid] = connection;
   if (!nic.limits.posts_receives) return Error();
   connection->receiver.ep = connection->ep;
-  connection->receiver.owed = receives();
+  connection->receiver.owed = nic.limits.receives;
   return post_receives(&connection->receiver);
-}
-
-Error Group::post_receives(Receiver* receiver) {
-  while (receiver->ep != nullptr && receiver->owed > 0) {
-    Op* op = ops_.take();
-    op->kind = Op::Kind::kReceive;
-    const auto code = fi_recv(receiver->ep, nullptr, 0, nullptr, FI_ADDR_UNSPEC, &op->context);
-    if (code != 0) {
-      ops_.give(op);
-      if (code == -FI_EAGAIN) {
-        receives_owed_ = true;
-        return Error();
-      }
-      return hub_.library.check("fi_recv", code, hub_.provider.name);
-    }
-    --receiver->owed;
-    receiver->link(op);
-  }
-  return Error();
-}
-
-void Group::post_owed_receives() {
-  receives_owed_ = false;
-  for (auto& [id, part] : parts_) {
-    for (auto& connection : part->connections) {
-      if (Error error = post_receives(&connection->receiver)) {
-        mark_lost(connection.get(), error.text());
-      }
-    }
-    for (auto& [nic, on] : part->nics) {
-      if (!on.rdm) continue;
-      if (Error error = post_receives(&on.rdm->receiver)) lose_all(on.rdm->ep.get(), error.text());
-    }
-  }
 }
 
 void Group::lose_all(const fid_ep* endpoint, const std::string& why) {
@@ -330,7 +308,7 @@ Error Group::connect_rdm(Connection* connection, const std::vector<uint8_t>& add
   connection->ep = on.rdm->ep.get();
   if (on.nic->limits.posts_receives) {
     on.rdm->receiver.ep = connection->ep;
-    on.rdm->receiver.owed += receives();
+    on.rdm->receiver.owed += on.nic->limits.receives;
     if (Error error = post_receives(&on.rdm->receiver)) return error;
   }
   mark_connected(connection);
@@ -397,6 +375,7 @@ bool Group::read_events(Nic* nic) {
     if (size < 0) break;
     any = true;
     const auto* entry = reinterpret_cast<const fi_eq_cm_entry*>(buffer.data());
+    if (static_cast<size_t>(size) < sizeof *entry) continue;  // of a kind that is none of ours
     if (kind == FI_CONNREQ) {
       on_request(nic, buffer.data(), static_cast<size_t>(size));
       continue;
@@ -439,21 +418,25 @@ void Group::on_request(Nic* nic, const uint8_t* buffer, size_t size) {
     if (old != nullptr && (old->state != Connection::State::kLost || old->was_up)) {
       part = nullptr;  // one connection per pair and token
     } else if (old != nullptr) {
-      close_connections(part, {old});
+      forget(part, old);
     }
   }
-  Connection* connection =
-      part == nullptr ? nullptr : add_connection(part, {nic->number, remote}, nic);
-  if (connection == nullptr) {
+  const auto reject = [&] {
     hub_.counters.rejected_connections.fetch_add(1);
     for (auto& listener : nic->listeners) {
       if (&listener->fid == entry->fid) fi_reject(listener.get(), info->handle, nullptr, 0);
     }
+  };
+  Connection* connection =
+      part == nullptr ? nullptr : add_connection(part, {nic->number, remote}, nic);
+  if (connection == nullptr) {
+    reject();
     return;
   }
   connection->patience_ns = kAcceptPatienceNs;
   connection->deadline_ns = now_ns() + kAcceptPatienceNs;
   Error error = prepare(connection, info.get());
+  if (!connection->own) reject();  // no endpoint has taken the request over
   if (!error) {
     error = hub_.library.check("fi_accept", fi_accept(connection->ep, nullptr, 0), nic->label());
   }

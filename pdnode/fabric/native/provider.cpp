@@ -145,6 +145,8 @@ Limits limits_of(const Provider& provider, const fi_info& info, uint32_t most_wr
   limits.urgent_window_writes = window;
   limits.window_writes = limits.urgent_window_writes - limits.urgent_window_writes / 3;
   limits.posts_receives = (info.mode & FI_RX_CQ_DATA) != 0;
+  limits.receives = static_cast<uint32_t>(
+      std::clamp<size_t>(info.rx_attr->size, 1, size_t{2} * provider.window_writes));
   limits.local_registration = (info.domain_attr->mr_mode & (FI_MR_LOCAL | FI_MR_HMEM)) != 0;
   limits.virtual_addresses = (info.domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
   limits.provider_keys = (info.domain_attr->mr_mode & FI_MR_PROV_KEY) != 0;

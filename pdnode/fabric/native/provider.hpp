@@ -58,6 +58,8 @@ struct Limits {
   // In flight per connection; what a layer that was just raised may use on top is a third.
   uint32_t window_writes, urgent_window_writes;
   bool posts_receives;    // FI_RX_CQ_DATA: an immediate consumes a posted receive
+  uint32_t receives;      // for each connection: twice the peer's window, so that it never meets an
+                          // empty queue, however late we post again; no more than fit
   bool local_registration;
   bool virtual_addresses;
   bool provider_keys;
@@ -71,6 +73,7 @@ constexpr uint64_t kMergedBytes = 1 << 20;   // largest merged write
 constexpr uint64_t kUrgentBytes = 64 << 10;  // while layers are still to come: a post of 1 MiB
                                              // takes 220 µs, in which no counter is looked at
 constexpr uint32_t kMaxPages = 4095;         // weight is 12 bits
+constexpr int64_t kRefusedNs = 3'000'000'000;  // "try again" and nothing else, for so long
 constexpr int kBatch = 32;                   // posts per batch
 constexpr int kRailRun = 4;                  // the same, where a session has several connections
 

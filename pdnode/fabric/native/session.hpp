@@ -102,6 +102,7 @@ struct Receiver {
   fid_ep* ep = nullptr;
   Op* ops = nullptr;  // posted
   uint32_t owed = 0;  // still to post
+  int64_t refused_ns = 0;  // since when the provider says "try again"
   void link(Op* op);
   void unlink(Op* op);
 };

@@ -1,5 +1,7 @@
 #include "slots.hpp"
 
+#include <algorithm>
+
 namespace pdnode {
 
 namespace {
@@ -13,6 +15,13 @@ constexpr uint64_t kReached = uint64_t{1} << 50;
 constexpr uint64_t kOver = uint64_t{1} << 51;
 constexpr uint64_t kEarly = uint64_t{1} << 52;
 constexpr uint64_t kDead = uint64_t{1} << 53;
+
+// A peer may send without end: a full count stays full and does not run into the generation.
+constexpr uint64_t plus(uint64_t state, uint32_t weight) {
+  return (state & ~kCount) | std::min((state & kCount) + weight, kCount);
+}
+static_assert(plus(kUsed | 5, 3) == (kUsed | 8));
+static_assert(plus(kUsed | (kCount - 1), 4095) == (kUsed | kCount));
 
 constexpr uint32_t generation_of(uint64_t state) { return (state >> 40) & 0xff; }
 constexpr uint32_t early_generation_of(uint64_t state) { return state >> 56; }
@@ -51,7 +60,7 @@ SlotOutcome SlotTable::count(Immediate immediate) {
         return outcome;
       }
       outcome.session = slot.session.load(std::memory_order_relaxed);
-      next = mark(state + immediate.weight, slot.expected.load(std::memory_order_relaxed),
+      next = mark(plus(state, immediate.weight), slot.expected.load(std::memory_order_relaxed),
                   &outcome);
     } else {
       const bool has_early = (state & kEarly) != 0;
@@ -64,7 +73,7 @@ SlotOutcome SlotTable::count(Immediate immediate) {
       }
       outcome.early = true;
       if (has_early && early_generation_of(state) == immediate.generation) {
-        next = state + immediate.weight;
+        next = plus(state, immediate.weight);
       } else {
         next = (state & (kUsed | with_generation(0xff))) | kEarly |
                (uint64_t{immediate.generation} << 56) | immediate.weight;

@@ -61,7 +61,7 @@ int close_endpoint(fid_t fid) {
   --ep->domain->children;
   --all.live["ep"];
   delete ep;
-  return 0;
+  return World::use(&all.rules.close_fails_next) ? -FI_EBUSY : 0;
 }
 
 int bind_endpoint(struct fid* fid, struct fid* to, uint64_t) {
@@ -283,6 +283,7 @@ int open_endpoint(fid_domain* fid, fi_info* info, fid_ep** out, void*) {
   Domain* domain = of<Domain>(&fid->fid);
   const Entered entered(domain);
   World& all = world();
+  if (info->handle != nullptr && World::use(&all.rules.no_accept_next)) return -FI_ENOMEM;
   auto* ep = new Ep;
   ep->domain = domain;
   ep->name = all.next_name++;

@@ -65,6 +65,9 @@ struct Rules {
   int64_t never_connects = 0;
   int64_t hold = 0;             // nothing moves on the wire
   int64_t refuse_after_more = 0;  // once a write has FI_MORE: "try again" until this is 0 again
+  int64_t refuse_receives = 0;  // "try again" for every receive
+  int64_t no_accept_next = 0;   // no endpoint can be made for a connection request
+  int64_t close_fails_next = 0;  // closing an endpoint or a registration reports an error
   int64_t break_queue = 0;      // the queue of a node with writes in flight: a hard error, for ever
 };
 

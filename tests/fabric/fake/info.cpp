@@ -49,6 +49,9 @@ const struct {
     {"hold", &Rules::hold},
     {"holds_more", &Rules::holds_more},
     {"refuse_after_more", &Rules::refuse_after_more},
+    {"refuse_receives", &Rules::refuse_receives},
+    {"no_accept_next", &Rules::no_accept_next},
+    {"close_fails_next", &Rules::close_fails_next},
     {"break_queue", &Rules::break_queue},
 };
 

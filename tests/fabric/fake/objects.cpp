@@ -38,7 +38,7 @@ int close_region(fid_t fid) {
   --mr->domain->children;
   --world().live["mr"];
   delete mr;
-  return 0;
+  return World::use(&world().rules.close_fails_next) ? -FI_EBUSY : 0;
 }
 
 fi_ops region_ops = {sizeof(fi_ops), close_region, nullptr, nullptr, nullptr, nullptr, nullptr};

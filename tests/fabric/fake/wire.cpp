@@ -306,7 +306,7 @@ ssize_t post_receive(fid_ep* fid, void*, size_t, void*, fi_addr_t, void* context
   Ep* ep = reinterpret_cast<Ep*>(fid);
   const Entered entered(ep->domain);
   World& all = world();
-  if (all.roll(all.rules.again_permille)) return -FI_EAGAIN;
+  if (all.rules.refuse_receives != 0 || all.roll(all.rules.again_permille)) return -FI_EAGAIN;
   if (!all.contexts.emplace(context, ep->name).second) {
     all.violation("the context of an outstanding receive is used again");
   }

@@ -199,22 +199,68 @@ void fence_in_set_up(Scenario& s) {
   }
 }
 
+// The peer names an endpoint that cannot be one, then the right one.
+void wrong_name(Scenario& s, int64_t session) {
+  s.target.fabric->connect(session, {0, 0}, "short", 10);
+  const Event lost = s.target.wait(EventKind::kLost, session);
+  check(lost.text.find("a name of 5 bytes") != std::string::npos, "lost says: " + lost.text);
+  s.target.fabric->connect(session, {0, 0}, s.sender.address(session), 10);
+  s.target.wait(EventKind::kConnected, session);
+}
+
 void no_connection(Scenario& s) {
   fence_both(s.target, s.sender, s.session);
-  if (s.sender.rdm) return;
   const int64_t session = ++s.session;
   const uint64_t rejected = s.sender.statistic("rejected_connections");
   s.sender.fabric->open_session(session, {0}, {}, "0123456789abcdef");
-  const bool foreign = s.below(2) == 0;  // else the connection just never finishes
-  if (!foreign) s.fake.set("never_connects", 1);
-  s.target.fabric->open_session(session, {0}, {}, foreign ? "fedcba9876543210" : "0123456789abcdef");
+  enum { kForeign, kUnfinished, kNoEndpoint, kKinds };
+  const int kind = s.sender.rdm ? kForeign : s.below(kKinds);
+  if (kind == kUnfinished) s.fake.set("never_connects", 1);
+  if (kind == kNoEndpoint) s.fake.set("no_accept_next", 1);
+  s.target.fabric->open_session(session, {0}, {},
+                                kind == kForeign ? "fedcba9876543210" : "0123456789abcdef");
   s.target.wait(EventKind::kOpened, session);
   s.sender.wait(EventKind::kOpened, session);
-  s.target.fabric->connect(session, {0, 0}, s.sender.address(session), foreign ? 10 : 0.02);
+  if (s.sender.rdm) {
+    wrong_name(s, session);
+  } else {
+    s.target.fabric->connect(session, {0, 0}, s.sender.address(session),
+                             kind == kUnfinished ? 0.02 : 10);
+    const Event lost = s.target.wait(EventKind::kLost, session);
+    const bool in_time = lost.text.find("within") == std::string::npos;
+    check(in_time == (kind != kUnfinished), "lost says: " + lost.text);
+    check(s.sender.statistic("rejected_connections") == rejected + (kind != kUnfinished ? 1 : 0),
+          "a request was not rejected");
+    check(s.fake.count("request") == 0, "a request was neither accepted nor rejected");
+  }
+  fence_both(s.target, s.sender, session);
+}
+
+// Nobody knows whether the endpoint or the registration is closed, so nobody says so.
+void failed_fence(Scenario& s) {
+  s.fake.set("close_fails_next", 1);
+  s.target.fabric->fence(s.session, std::nullopt);
+  const Event lost = s.target.wait(EventKind::kLost, s.session);
+  check(lost.text.find("the fence failed: fi_close") == 0, "lost says: " + lost.text);
+  s.sender.fabric->fence(s.session, std::nullopt);
+  s.sender.wait(EventKind::kFenced, s.session);
+  check(!s.target.has(EventKind::kFenced, s.session), "fenced after a fence that failed");
+}
+
+// A device that never takes a receive.
+void no_receives(Scenario& s) {
+  fence_both(s.target, s.sender, s.session);
+  if (!s.target.fabric->posting().posts_receives) return;
+  s.fake.set("refuse_receives", 1);
+  const int64_t session = ++s.session;
+  s.sender.fabric->open_session(session, {0}, {}, "0123456789abcdef");
+  s.target.fabric->open_session(session, {0}, {}, "0123456789abcdef");
+  s.sender.wait(EventKind::kOpened, session);
+  s.target.wait(EventKind::kOpened, session);
+  s.target.fabric->connect(session, {0, 0}, s.sender.address(session), 10);
   const Event lost = s.target.wait(EventKind::kLost, session);
-  check(foreign == (lost.text.find("within") == std::string::npos), "lost says: " + lost.text);
-  check(s.sender.statistic("rejected_connections") == rejected + (foreign ? 1 : 0),
-        "a foreign token was not rejected");
+  check(lost.text == "fi_recv: try again, for 3 s", "lost says: " + lost.text);
+  s.fake.set("refuse_receives", 0);
   fence_both(s.target, s.sender, session);
 }
 
@@ -275,7 +321,7 @@ void stopped_batch(Scenario& s) {
 
 }  // namespace
 
-const int kFaults = 11;
+const int kFaults = 12;
 
 void fault(Scenario& s, int which) {
   s.fake.settle();
@@ -290,6 +336,7 @@ void fault(Scenario& s, int which) {
     case 7: fence_in_set_up(s); break;
     case 8: no_connection(s); break;
     case 9: stopped_batch(s); break;
+    case 10: failed_fence(s); break;
     default: full_nic(s); break;
   }
   works_again(s);
@@ -297,6 +344,8 @@ void fault(Scenario& s, int which) {
 
 void patience(Scenario& s) {
   endless_again(s);
+  works_again(s);
+  no_receives(s);
   works_again(s);
 }
 
