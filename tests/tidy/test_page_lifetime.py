@@ -6,7 +6,7 @@ import re
 from tests.tidy.repository import ROOT
 
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
-ROWS = 9
+ROWS = 10
 
 
 def test_every_named_test_exists() -> None:

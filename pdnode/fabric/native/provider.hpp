@@ -58,8 +58,8 @@ struct Limits {
   // In flight per connection; what a layer that was just raised may use on top is a third.
   uint32_t window_writes, urgent_window_writes;
   bool posts_receives;    // FI_RX_CQ_DATA: an immediate consumes a posted receive
-  uint32_t receives;      // for each connection: twice the peer's window, so that it never meets an
-                          // empty queue, however late we post again; no more than fit
+  uint32_t receives;      // for each connection: twice the peer's window, as far as they fit. A device
+                          // that finds none tries again, which is slow.
   bool local_registration;
   bool virtual_addresses;
   bool provider_keys;

@@ -199,7 +199,6 @@ struct Write {
   uint64_t data = 0;
   void* context = nullptr;
   int delay = 0;     // moves until it may land
-  int refusals = 0;  // without a posted receive
 };
 
 struct World {
