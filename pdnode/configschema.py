@@ -417,13 +417,7 @@ PEER = Table(
         ),
         Key("heartbeat_s", Number(0.05, 60), 0.5, "Time between two heartbeats."),
         Key("link_lost_s", Number(0.1, 600), 3.0, "A peer silent for so long is lost."),
-        Key(
-            "stall_s",
-            Number(0.1, 600),
-            3.0,
-            "A NIC without progress for so long is lost; a single write may take 60 s, or twice "
-            "this if that is longer.",
-        ),
+        Key("stall_s", Number(0.1, 600), 3.0, "A NIC without progress for so long is lost."),
         Key(
             "drained_timeout_s",
             Number(0.1, 3600),
