@@ -39,7 +39,7 @@ class SettingValue(msgspec.Struct, frozen=True):
 
     key: str
     value: str  # as TOML writes it
-    origin: str  # default | file | flag
+    origin: str  # default | file | flag | pdnode role
     reload: bool  # a reload can change it
 
 

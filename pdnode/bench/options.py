@@ -4,7 +4,10 @@ import argparse
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
+
+from pdnode.secretfile import SecretError, read_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +31,17 @@ class Options:
     seed: int
     model: str | None  # None: the first that the target serves
     vocabulary: int | None  # None: what the target says
+    api_key_file: str | None = None  # the first key in it; never the key, for options are printed
 
     @property
     def urls(self) -> list[str]:
         return [self.url] if self.compare is None else [self.url, self.compare]
+
+    def headers(self) -> dict[str, str]:
+        """Of every request. SecretError where the file is no good."""
+        if self.api_key_file is None:
+            return {}
+        return {"Authorization": f"Bearer {read_keys(self.api_key_file)[0].decode()}"}
 
 
 def bounded(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:
@@ -103,7 +113,7 @@ _ALONE = {
 }  # fmt: skip
 """Other defaults of --compare without a URL. `requests`: prompts beside the streams, a round.
 `duration`: no round starts later, but the first."""
-_NOT_ALONE = ("url", "model", "streams", "rate", "vocabulary")
+_NOT_ALONE = ("url", "model", "streams", "rate", "vocabulary", "api_key_file")
 _ONLY_ALONE = ("model_path", "cores", "chunk_tokens", "dtype")
 CHUNK_TOKENS, DTYPE = 128, "float32"
 
@@ -120,6 +130,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "colocated nodes and a prefill and a decode node on this host, and compare these",
     )
     parser.add_argument("--model", metavar="NAME", help="default: the first in /v1/models")
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="its first line is sent as API key; mode 0600, as the node's own; default: none",
+    )
     parser.add_argument(
         "--allow-remote", action="store_true", help="also hosts other than loopback"
     )
@@ -175,7 +190,8 @@ def options_of(args: argparse.Namespace) -> Options:
     rounds = int(given["rounds"]) if alone or compare else 1
     if compare:
         rounds = min(rounds, int(given["requests"]))
-    return Options(
+    key_file = args.api_key_file
+    options = Options(
         url=args.url or "",
         compare=compare,
         streams=streams,
@@ -193,7 +209,13 @@ def options_of(args: argparse.Namespace) -> Options:
         seed=int(given["seed"]),
         model=args.model,
         vocabulary=args.vocabulary,
+        api_key_file=None if key_file is None else str(Path(key_file).absolute()),
     )
+    try:
+        options.headers()
+    except SecretError as error:
+        raise ValueError(f"--api-key-file: {error}") from error
+    return options
 
 
 def _numbers(args: argparse.Namespace, *, alone: bool) -> dict[str, float]:

@@ -85,7 +85,9 @@ class LoadRun:
         options = self._options
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=options.headers()
+        ) as session:
             self._session = session
             targets = [await self._target(url) for url in options.urls]
             blocks = options.rounds * len(targets)

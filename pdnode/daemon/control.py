@@ -15,6 +15,7 @@ from pdnode.api.admin_actions import (
     SetLogLevel,
     Undrain,
 )
+from pdnode.configkinds import shown
 from pdnode.configschema import LOG_LEVELS
 from pdnode.daemon.figures import Figures
 from pdnode.daemon.flight import Flight
@@ -54,9 +55,17 @@ class Control:
         return self.encode_snapshot()
 
     def settings(self) -> Sequence[SettingValue]:
+        """As in effect: `pdnode role` outranks the file."""
+        loaded, role = self._source.loaded, self._parts.config.node.role
+        changed = {} if role is loaded.config.node.role else {"node.role": shown(str(role))}
         return [
-            SettingValue(one.where, one.value, one.origin, can_reload(one.where))
-            for one in self._source.loaded.settings
+            SettingValue(
+                one.where,
+                changed.get(one.where, one.value),
+                "pdnode role" if one.where in changed else one.origin,
+                can_reload(one.where),
+            )
+            for one in loaded.settings
         ]
 
     def log_level(self) -> str:

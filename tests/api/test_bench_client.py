@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -184,3 +185,14 @@ async def test_two_targets_take_turns() -> None:
         assert [one.completed for one in figures] == [6, 6]
         prompts = [[request.prompt for request in one.service.requests] for one in (first, second)]
         assert prompts[0] == prompts[1]
+
+
+async def test_the_key_of_a_file_is_sent(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of this test\nsk-0123456789abcdef\n")
+    path.chmod(0o600)
+    async with serve(keys=(b"sk-0123456789abcdef",)) as guarded:
+        (figures,) = await LoadRun(options(guarded.url, api_key_file=str(path))).run()
+        assert (figures.completed, figures.errors) == (5, {})
+        with pytest.raises(BenchError, match="answers 401"):
+            await LoadRun(options(guarded.url)).run()

@@ -1,6 +1,7 @@
 """Another role at run time, under load from a decode node that needs a prefill peer throughout."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,10 @@ async def differs(admin: Admin, *, role: str) -> None:
     assert snapshot.node.role == role
     [warning] = [one for one in snapshot.warnings if one.code == "W106"]
     assert warning.text == f"{role} here, decode in the file"
+    status, body = await admin.get("config")
+    assert status == 200
+    [setting] = [one for one in json.loads(body)["settings"] if one["key"] == "node.role"]
+    assert (setting["value"], setting["origin"]) == (f'"{role}"', "pdnode role")
 
 
 async def test_colocated_to_decode_and_a_role_that_cannot_be_had(

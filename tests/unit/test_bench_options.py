@@ -1,6 +1,7 @@
 """`pdnode bench serve`: what it refuses, and its defaults."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +114,16 @@ def test_remote_hosts_are_taken_when_allowed() -> None:
 )  # fmt: skip
 def test_what_is_loopback(url: str, yes: bool) -> None:
     assert is_loopback(url) == yes
+
+
+def test_a_key_is_read_from_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("sk-0123456789abcdef\n")
+    path.chmod(0o600)
+    options = options_of(parse("--api-key-file", str(path)))
+    assert options.headers() == {"Authorization": "Bearer sk-0123456789abcdef"}
+    assert "0123456789" not in repr(options)
+    path.chmod(0o644)
+    with pytest.raises(ValueError, match=r"--api-key-file: .*mode 0644"):
+        options_of(parse("--api-key-file", str(path)))
+    assert options_of(parse()).headers() == {}
