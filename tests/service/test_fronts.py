@@ -1,7 +1,7 @@
 """A decode node of two is stopped behind nginx and behind HAProxy, and no client notices.
 
-The configurations are those of examples/front with other addresses. A server that this host does
-not have is skipped.
+The configurations are those of examples/front with other addresses. `make fronts` fetches the
+servers; one that is neither installed nor fetched is skipped.
 """
 
 import asyncio
@@ -22,17 +22,26 @@ from tests.support.prompts import random_prompt
 
 pytestmark = pytest.mark.timeout(240)
 
-FRONT = Path(__file__).resolve().parents[2] / "examples" / "front"
+ROOT = Path(__file__).resolve().parents[2]
+FRONT = ROOT / "examples" / "front"
+FETCHED = ROOT / "build" / "fronts"  # by scripts/fronts.sh
 CLIENTS, OUTPUT = 6, 12
 BEFORE, AFTER = 24, 24  # answers until the node is told to stop, and after it has ended
 
 
 def program(name: str) -> str:
-    """Path of an installed server; both often lie where only root looks."""
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    """Path of a server that is installed, often where only root looks, or fetched."""
+    places = (os.environ["PATH"], "/usr/sbin", "/usr/local/sbin", str(FETCHED / "usr" / "sbin"))
+    found = shutil.which(name, path=":".join(places))
     if found is None:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"{name} is not installed, and `make fronts` could not fetch it")
     return found
+
+
+def with_fetched_libraries() -> dict[str, str]:
+    """The environment of a server: with what it needs and this host has not installed."""
+    folders = {str(path.parent) for path in FETCHED.glob("**/lib/**/*.so.*")}
+    return os.environ | {"LD_LIBRARY_PATH": ":".join(sorted(folders))}
 
 
 def nginx(text: str, folder: Path) -> list[str]:
@@ -71,7 +80,7 @@ def adapted(name: str, *, port: int, backends: list[int]) -> str:
 @contextlib.contextmanager
 def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / "front.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=with_fetched_libraries())
     try:
         yield server
     finally:
@@ -87,7 +96,10 @@ def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes
 def test_the_example_is_valid(name: str, tmp_path: Path) -> None:
     text = adapted(name, port=free_ports(1)[0], backends=free_ports(3))
     _, command, check = SERVERS[name]
-    done = subprocess.run([*command(text, tmp_path), check], capture_output=True, timeout=30)
+    done = subprocess.run(
+        [*command(text, tmp_path), check], capture_output=True, timeout=30,
+        env=with_fetched_libraries(),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
 
 

@@ -80,7 +80,7 @@ address = "127.0.0.1:{other_port}"
 
 def guide() -> list[str]:
     """The commands of docs/operations.md; the last one enables and starts the unit."""
-    text = (UNITS.parent / "docs" / "operations.md").read_text().partition("## Install")[2]
+    text = (UNITS.parent / "docs" / "operations.md").read_text().partition("**The units**")[2]
     return text.partition("```text\n")[2].partition("```")[0].splitlines()
 
 
@@ -115,6 +115,7 @@ def test_start_reload_deaths_and_stop(systemd: OwnSystemd, tiny_model: Path) -> 
     systemd.do("sh", "-ec", guide()[-1])
     assert systemd.show(UNIT, "ActiveState") == "active"
     assert systemd.show(UNIT, "StatusText").startswith("serving as decode")
+    assert "serving as decode" in systemd.do("systemctl", "status", "pdnode")
     assert ask(port) == 3
     daemon = systemd.show(UNIT, "MainPID")
     assert systemd.do("stat", "-c", "%U %a", "/run/pdnode/admin.sock").split() == ["pdnode", "660"]

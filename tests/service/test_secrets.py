@@ -1,9 +1,12 @@
 """Token, API keys and certificates of two real nodes: renewed by a reload, and never shown."""
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from pdnode.secretfile import read_secret
 from tests.support.admin import admin_of, pdnode
 from tests.support.certificates import Authority
 from tests.support.nodes import Client, NodeSpec, RunningNode, cluster, nodes, requests
@@ -92,3 +95,14 @@ async def test_secrets_are_renewed_by_a_reload(tiny_model: Path, tmp_path: Path)
     private = (tmp_path / "node.key").read_text().splitlines()[1]
     for secret in (FIRST, SECOND, private):
         assert secret not in shown
+
+
+def test_a_token_as_the_threat_model_makes_it(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "THREAT_MODEL.md").read_text()
+    [command] = re.findall(r"`(openssl rand [^`]+)`", text)
+    made = subprocess.run(command.split(), capture_output=True, check=True, timeout=30).stdout
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_bytes(made)
+    assert read_secret(str(path)) == made.strip()
+    assert len(bytes.fromhex(made.decode())) == 32
