@@ -7,9 +7,9 @@ BIN := .venv/bin
 # Everything but `parity` (the long grid) and the suites that need a device.
 SUITES := tidy unit property sim memory host fabric shardings engine cuda api tui e2e service
 CHECK_SUITES := tidy unit property sim
-PATHS := pdnode tui tests scripts
+PATHS := pdnode tui tests scripts packaging
 
-.PHONY: setup build demo test tsan check format tidy parity sim fuzz soak faults soak-fabric docs model clean
+.PHONY: setup build demo test tsan check format tidy parity sim fuzz soak faults soak-fabric docs model fronts dist clean
 .DEFAULT_GOAL := check
 
 setup:
@@ -23,7 +23,11 @@ model: setup
 demo: setup
 	@$(BIN)/pdnode demo --cache-dir build
 
-test: model
+# nginx and HAProxy for the tests of examples/front, where they can be fetched.
+fronts:
+	@scripts/fronts.sh
+
+test: model fronts
 	@scripts/suites.sh --coverage $(SUITES)
 
 # The core's own suite under the thread sanitizer; `make test` has address and undefined.
@@ -71,8 +75,12 @@ tidy: setup
 docs: setup
 	@$(BIN)/python scripts/config_docs.py
 
+# sdist, wheel, folder form and single file into dist/, each tested there.
+dist: model
+	@scripts/dist.sh
+
 # Keeps the fetched model: it is the same after every build.
 clean:
 	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} +; fi
-	@rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .venv/.stamp-core
+	@rm -rf dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .venv/.stamp-core
 	@find pdnode tui tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

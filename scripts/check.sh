@@ -5,7 +5,7 @@ set -u
 
 cd "$(dirname "$0")/.."
 BIN=.venv/bin
-PATHS="pdnode tui tests scripts"
+PATHS="pdnode tui tests scripts packaging"
 begin=$(date +%s)
 failed=""
 

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 CONSTRAINTS=${CONSTRAINTS-constraints/cpu.txt}
 VENV=.venv
-PACKAGES="g++ make pkg-config python3-dev python3-venv libfabric-dev libxxhash-dev iproute2 curl tmux systemd openssl"
+PACKAGES="g++ make pkg-config python3-dev python3-venv libfabric-dev libxxhash-dev libzstd-dev zstd iproute2 curl tmux systemd openssl"
 
 say() { printf '%s\n' "$*" >&2; }
 

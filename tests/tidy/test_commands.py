@@ -86,3 +86,37 @@ def test_finds_what_does_not_exist() -> None:
     assert objection("pdnode status | drain | undrain") is None
     assert objection("pdnode bench serve --nothing") == "pdnode bench serve --nothing: no --nothing"
     assert objection("pdnode rain") == "pdnode rain: no command rain"
+
+
+RUN = {
+    "README.md: make demo": "tests/e2e/test_demo.py: `pdnode demo`, which is all that it does",
+    "README.md: pdnode model fetch smollm2": "tests/e2e/test_readme.py",
+    "README.md: pdnode bench serve": "tests/e2e/test_readme.py, tests/e2e/test_bench_serve.py",
+    "docs/operations.md: pip install --constraint": "scripts/dist.sh",
+    "docs/operations.md: install -m 644": "tests/service/test_own_systemd.py",
+    "docs/operations.md: curl -fsS": "tests/e2e/test_observe.py",
+    "docs/performance.md: pdnode bench serve": "tests/e2e/test_bench_serve.py",
+}
+"""What runs the commands of a block, by the document and its first words."""
+NOT_RUN = ("# needs hardware", "# run by no test")
+PROGRAMS = r"(make|pdnode|pip|install|curl|nft|openssl|ssh|systemctl|docker|kubectl)\s"
+
+
+def test_every_block_of_commands_is_run_or_says_that_it_is_not() -> None:
+    seen = set()
+    for path in DOCUMENTS:
+        for language, block in BLOCK.findall(read(path)):
+            lines = [line for line in block.splitlines() if line]
+            first = next((line for line in lines if not line.startswith("#")), "")
+            if language not in SHELL or not re.match(PROGRAMS, first):
+                continue
+            if lines[0] in NOT_RUN:
+                continue
+            known = [key for key in RUN if f"{path}: {first}".startswith(key)]
+            assert len(known) == 1, f"{path}: {first}: nothing is known to run it"
+            seen.add(known[0])
+    assert seen == set(RUN)
+    named = {
+        name for text in RUN.values() for name in re.findall(r"[a-z]+/[\w/]+\.(?:py|sh)", text)
+    }
+    assert [name for name in named if not (ROOT / name).is_file()] == []
