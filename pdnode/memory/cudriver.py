@@ -158,7 +158,11 @@ def granularity(ordinal: int) -> int:
 
 def create(ordinal: int, size_bytes: int) -> int:
     """A handle of new memory; its content is undefined."""
-    return int(call("cuMemCreate", size_bytes, properties(ordinal), 0))
+    try:
+        return int(call("cuMemCreate", size_bytes, properties(ordinal), 0))
+    except CudaError as error:
+        text = f"{error} for {size_bytes} bytes of GPU {gpu(ordinal).pci}"
+        raise CudaError(text, error.result) from error
 
 
 def export_fd(handle: int) -> int:

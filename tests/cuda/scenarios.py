@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from pdnode.core.geometry import KvGeometry
@@ -147,8 +148,9 @@ def refuses_what_is_no_region() -> None:
 def says_when_the_gpu_is_full() -> None:
     """Run with STUB_CUDA_MEMORY of 4 MiB."""
     region = CumemRegion.create(GPU, SIZE)
+    text = r"^cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY for 4194304 bytes of GPU 0000:1b:00.0$"
     for _ in range(2):
-        with pytest.raises(CudaError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        with pytest.raises(CudaError, match=text):
             CumemRegion.create(GPU, SIZE)
     region.close()
     CumemRegion.create(GPU, SIZE).close()
@@ -159,6 +161,23 @@ def the_cpu_stays_out() -> None:
     region = CumemRegion.create(GPU, SIZE)
     with pytest.raises(CudaError, match=r"^cuMemSetAccess: CUDA_ERROR_NOT_SUPPORTED$"):
         region.map()
+    region.close()
+
+
+def is_an_array() -> None:
+    """What torch is shown of the memory; numpy reads the same form under another name."""
+    region = CumemRegion.create(GPU, SIZE)
+    bytes_of_it = region.map()
+
+    class Host:
+        __array_interface__ = region.__cuda_array_interface__
+
+    array = np.asarray(Host())
+    assert (array.shape, array.dtype, array.flags.writeable) == ((SIZE,), np.uint8, True)
+    array[-1] = 7
+    assert bytes_of_it[SIZE - 1] == 7
+    assert array.ctypes.data == region.address
+    del bytes_of_it
     region.close()
 
 

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test may fetch cuda-python
         ("refuses_what_is_no_region", {}),
         ("says_when_the_gpu_is_full", {"STUB_CUDA_MEMORY": str(4 << 20)}),
         ("the_cpu_stays_out", {"STUB_CUDA_HOST_ACCESS": "0"}),
+        ("is_an_array", {}),
         ("finds_gpus_by_any_name", {}),
         ("stages_pages", {}),
         ("frees_twice", {}),
