@@ -43,7 +43,15 @@ def gpu_problems(config: Config) -> Iterator[Problem]:
         except DeviceMissing as error:
             yield Problem(_WHERE, str(error), device=True)
             continue
-        dmabuf = cudriver.attribute(gpu.ordinal, "DMA_BUF_SUPPORTED")
-        if config.kv.region == RegionKind.CUMEM and not dmabuf:
-            text = f'the driver exports no dma-buf of GPU {gpu.pci}; use "auto" or "staged"'
-            yield Problem("kv.region", text, device=True)
+        if config.kv.region == RegionKind.CUMEM and (text := out_of_reach(gpu)):
+            yield Problem("kv.region", f'{text}; use "auto" or "staged"', device=True)
+
+
+def out_of_reach(gpu: cudriver.Gpu) -> str:
+    """Why NICs cannot use the memory of this GPU; empty if they can."""
+    if not cudriver.attribute(gpu.ordinal, "DMA_BUF_SUPPORTED"):
+        return f"the driver exports no dma-buf of GPU {gpu.pci}"
+    flushed = cudriver.can_flush_nic_writes(gpu.ordinal)
+    if not flushed and not cudriver.orders_nic_writes(gpu.ordinal):
+        return f"GPU {gpu.pci} neither orders nor flushes what NICs write"
+    return ""

@@ -129,8 +129,8 @@ async def start_engine(
             "vm.nr_hugepages",
             bytes=geometry.region_bytes,
         )  # fmt: skip
-    staged = region.kind is RegionKind.STAGED
-    groups = tuple(_group(config, worker, geometry, staged=staged) for worker in workers)
+    on_gpu = region.kind is not RegionKind.MEMFD
+    groups = tuple(_group(config, worker, geometry, names_pages=on_gpu) for worker in workers)
     return Engine(geometry, groups, region)
 
 
@@ -161,8 +161,10 @@ def _scheduler(config: Config) -> Scheduler:
     )
 
 
-def _group(config: Config, worker: WorkerGroup, geometry: KvGeometry, *, staged: bool) -> Group:
+def _group(
+    config: Config, worker: WorkerGroup, geometry: KvGeometry, *, names_pages: bool
+) -> Group:
     quarantined = int(config.kv.max_quarantined_ratio * geometry.pages)
     canaries = choose_canaries(geometry.pages, config.kv.canary_pages)
     gate = PageGate(PagePool(geometry.pages, canaries), quarantined)
-    return Group(worker, gate, StepLoop(_scheduler(config), worker, staged))
+    return Group(worker, gate, StepLoop(_scheduler(config), worker, names_pages))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdnode.config import Config
-from pdnode.configgpu import gpu_names
+from pdnode.configgpu import gpu_names, out_of_reach
 from pdnode.configrules import DEVICE_PROVIDERS, reading_problems
 from pdnode.core.geometry import KvGeometry
 from pdnode.errors import ConfigError
@@ -42,23 +42,22 @@ def choose_region(config: Config, library: Path | None) -> RegionChoice:
         return RegionChoice(RegionKind.MEMFD, "the engine runs on the CPU")
     if library is None:
         return RegionChoice(RegionKind.CUMEM, "the pages stay on the GPU")
-    if text := out_of_reach(config, library):
+    if text := why_not_direct(config, library):
         return RegionChoice(RegionKind.STAGED, text)
     if problems := list(reading_problems(config)):
         raise ConfigError(problems)
     return RegionChoice(RegionKind.CUMEM, "the NICs reach the GPU's memory")
 
 
-def out_of_reach(config: Config, library: Path) -> str:
+def why_not_direct(config: Config, library: Path) -> str:
     """Why the NICs cannot reach the memory of the GPUs; empty if they can."""
     provider = config.fabric.provider
     if provider not in DEVICE_PROVIDERS:
         return f"provider {provider} does not reach the memory of a GPU"
     try:
         for name in gpu_names(config):
-            gpu = cudriver.find_gpu(name)
-            if not cudriver.attribute(gpu.ordinal, "DMA_BUF_SUPPORTED"):
-                return f"the driver exports no dma-buf of GPU {gpu.pci}"
+            if text := out_of_reach(cudriver.find_gpu(name)):
+                return text
         Fabric(str(library), provider, config.fabric.poll, device_memory=True).close()
     except (CudaError, FabricError) as error:
         return str(error)

@@ -78,8 +78,8 @@ class StepFigures:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     compute_s: float = 0.0
-    fetched_pages: int = 0  # of a staged region, from its mirror to the GPU
-    stored_pages: int = 0  # and back
+    fetched_pages: int = 0  # where the steps name pages: written by peers, first read here
+    stored_pages: int = 0  # and written for them
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +98,7 @@ class StepLoop:
 
     scheduler: Scheduler
     worker: StepWorker
-    staged: bool = False  # the NICs see a mirror of the pages (memory/staged.py)
+    names_pages: bool = False  # the worker is told which pages peers wrote or will be sent
     figures: StepFigures = field(default_factory=StepFigures)
     busy: bool = False  # a pass is running
     _entries: dict[SequenceId, _Entry] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class StepLoop:
 
     def _step(self, planned: Pass, entries: list[_Entry], base: int) -> Step:
         forget, self._forget = self._forget, []
-        fetch, store = self._copies(planned, entries) if self.staged else ([], [])
+        fetch, store = self._copies(planned, entries) if self.names_pages else ([], [])
         steps = []
         for chunk, entry in zip(planned.chunks, entries, strict=True):
             sequence, start, end = entry.sequence, chunk.start, chunk.end
@@ -224,7 +224,8 @@ class StepLoop:
         return Step(planned.pass_id, base, steps, forget, fetch, store)
 
     def _copies(self, planned: Pass, entries: list[_Entry]) -> tuple[list[int], list[int]]:
-        """Pages to copy from the mirror before the pass, and to it as its layers are done."""
+        """Pages that a peer wrote and this pass is the first to read, and those that it writes for
+        a peer."""
         fetch: list[int] = []
         store: list[int] = []
         for chunk, entry in zip(planned.chunks, entries, strict=True):

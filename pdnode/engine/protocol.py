@@ -112,9 +112,9 @@ class Step(Frame, frozen=True, tag="step"):
     """One forward pass. The layer counter rises by `layers` while it runs, one per layer.
 
     `base` is the counter's value before this pass; the worker asserts that it is.
-    `forget`: sequences whose page tables are dropped first. Staged regions only: `fetch` are pages
-    that a peer wrote to the mirror and this pass is the first to read, `store` pages that it writes
-    for a peer, which must be in the mirror when their layer is raised.
+    `forget`: sequences whose page tables are dropped first. Regions on a GPU only: `fetch` are
+    pages that a peer wrote and this pass is the first to read, `store` pages that it writes for a
+    peer, which must be where NICs read them when their layer is raised.
     """
 
     pass_id: int

@@ -42,6 +42,7 @@ from pdnode.engine.runner import Runner
 from pdnode.engine.staged import StagedAttention
 from pdnode.errors import ConfigError, PdnodeError, Problem
 from pdnode.fabric._native import LayerCounter
+from pdnode.memory.cumem import CumemRegion, NicWrites
 from pdnode.memory.handover import FrameError, close_fds, receive_frame, send_frame
 from pdnode.memory.kinds import KvRegion, create_region
 from pdnode.memory.layout import TORCH_DTYPES, region_views
@@ -84,7 +85,7 @@ class Engine:
 
     runner: Runner
     region: KvRegion
-    staging: Staging | None  # of a staged region
+    staging: Staging | NicWrites | None  # of a region on a GPU
     counter_page: MemfdRegion
     ready: Ready
 
@@ -178,8 +179,10 @@ def _make_region(init: Init, geometry: KvGeometry) -> KvRegion:
 
 def _staged(
     attention: AttentionBackend, region: KvRegion, geometry: KvGeometry
-) -> tuple[AttentionBackend, Staging | None]:
-    """Attention that keeps the mirror, where the region has one."""
+) -> tuple[AttentionBackend, Staging | NicWrites | None]:
+    """Attention that keeps the mirror, where the region has one; and what goes before a pass."""
+    if isinstance(region, CumemRegion):
+        return attention, NicWrites(region)
     if not isinstance(region, StagedRegion):
         return attention, None
     staging = Staging(region, geometry, _default_stream, waits=True)

@@ -16,6 +16,8 @@ from pdnode.errors import DeviceMissing
 _PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-7])?")
 _NAME_BYTES = 256
 _PCI_BYTES = 32
+_ORDERED_FOR_OWNER = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
+_FLUSH_BY_HOST = 1  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
 _HOST_PORTABLE, _HOST_DEVICEMAP = 1, 2  # CU_MEMHOSTREGISTER_…
 
 
@@ -214,6 +216,30 @@ def dmabuf(address: int, size_bytes: int) -> int:
     """A new descriptor by which a NIC reaches the mapping."""
     kind = bindings().CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
     return int(call("cuMemGetHandleForAddressRange", address, size_bytes, kind, 0))
+
+
+# what NICs write to the mapping; `flush_nic_writes` needs `use` on its thread
+
+
+def orders_nic_writes(ordinal: int) -> bool:
+    """Whether a pass that begins after a NIC's completion was seen sees what the NIC wrote."""
+    return attribute(ordinal, "GPU_DIRECT_RDMA_WRITES_ORDERING") >= _ORDERED_FOR_OWNER
+
+
+def can_flush_nic_writes(ordinal: int) -> bool:
+    return bool(attribute(ordinal, "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS") & _FLUSH_BY_HOST)
+
+
+def flush_nic_writes() -> None:
+    """What NICs have written is there for passes of the current GPU that begin from now on."""
+    module = bindings()
+    targets = module.CUflushGPUDirectRDMAWritesTarget
+    scopes = module.CUflushGPUDirectRDMAWritesScope
+    call(
+        "cuFlushGPUDirectRDMAWrites",
+        targets.CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+        scopes.CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+    )
 
 
 # host memory and copies: these need `use` on their thread

@@ -8,6 +8,7 @@ and most GPUs refuse.
 import contextlib
 import ctypes
 import os
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pdnode.memory import cudriver
@@ -93,6 +94,26 @@ class CumemRegion:
         self.unmap()
         self._undo.close()
         self._fd = -1
+
+
+class NicWrites:
+    """Makes pages that NICs have written visible to passes on the GPU. A completion comes to the
+    host's memory by another way than the pages to the GPU's, and not every GPU keeps their order.
+
+    It takes the place of memory.staged.Staging where there is no mirror.
+    """
+
+    def __init__(self, region: CumemRegion) -> None:
+        """Makes the GPU's context current, for as long as the process lives."""
+        cudriver.use(region.ordinal)
+        self._flushes = not cudriver.orders_nic_writes(region.ordinal)
+
+    def begin(self, *, fetch: Sequence[int], store: Sequence[int]) -> None:
+        """Before a pass. `fetch`: pages that a peer wrote and this pass is the first to read;
+        `store`, which it writes for a peer: it is there for NICs once the layer is raised."""
+        del store
+        if fetch and self._flushes:
+            cudriver.flush_nic_writes()
 
 
 def _rounded(size_bytes: int, unit: int) -> int:

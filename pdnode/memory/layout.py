@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from pdnode.core.geometry import KvGeometry
-from pdnode.memory.cumem import CumemRegion
-from pdnode.memory.staged import StagedRegion
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -50,12 +48,3 @@ def region_views(buffer: memoryview | Tensor, geometry: KvGeometry) -> list[Laye
         )
         for layer in whole
     ]
-
-
-def device_bytes(region: CumemRegion | StagedRegion) -> Tensor:
-    """The region's memory [size_bytes], uint8, on its GPU, without a copy; for `region_views`.
-
-    The tensor holds on to the region, which must not be closed before it.
-    """
-    gpu = region.gpu if isinstance(region, StagedRegion) else region
-    return torch.as_tensor(gpu, device=f"cuda:{gpu.ordinal}")

@@ -38,6 +38,14 @@ def check(folder: Path, engine: str, region: str = "staged", **settings: str) ->
         ("tp = 2, dp = 2", "staged", {}, 71, "4 workers (tp × dp) need a GPU each, 2 are visible"),
         ("tp = 2", "cumem", {"STUB_CUDA_DMA_BUF": "0"}, 71, "the driver exports no dma-buf of GPU"),
         ("tp = 2", "staged", {"STUB_CUDA_DMA_BUF": "0"}, 0, ""),
+        ("", "cumem", {"STUB_CUDA_ORDERING": "0"}, 0, ""),
+        (
+            "",
+            "cumem",
+            {"STUB_CUDA_ORDERING": "0", "STUB_CUDA_FLUSH": "2"},
+            71,
+            'GPU 0000:1a:00.0 neither orders nor flushes what NICs write; use "auto" or "staged"',
+        ),
         ("tp = 2", "auto", {"STUB_CUDA_DEVICES": "0"}, 0, ""),
         ("tp = 2", "staged", {"STUB_CUDA_DEVICES": "0"}, 71, "cuInit: CUDA_ERROR_NO_DEVICE"),
     ],
@@ -49,4 +57,4 @@ def test_gpus_of_the_host(
     assert (found, said in text) == (code, True), text
     if not said:
         assert "visible" not in text
-        assert "exports" not in text
+        assert "kv.region" not in text

@@ -14,6 +14,7 @@ from tests.support.device_nodes import (
     one_process,
     ready,
     staged,
+    stub_reports,
 )
 from tests.support.model import smollm2_dir
 from tests.support.nodes import Client, NodeSpec, nodes
@@ -63,10 +64,17 @@ async def test_staged_over_tcp(tmp_path: Path) -> None:
 
 
 async def test_cumem_on_the_fake_libfabric(tmp_path: Path) -> None:
-    """The daemon never touches the pages: the stub would end it with SIGSEGV."""
-    specs = pair(tmp_path, cumem("verbs"))
-    report = tmp_path / "report"
+    """The daemon never touches the pages: the stub would end it with SIGSEGV. These GPUs do not
+    order what NICs write: it is flushed once for each prompt that came from the peer."""
+    reports, report = tmp_path / "stub", tmp_path / "report"
+    reports.mkdir()
+    settings = {"STUB_CUDA_REPORT": str(reports), "STUB_CUDA_ORDERING": "0"}
+    specs = pair(tmp_path, cumem("verbs", **settings))
     with one_process(specs, report) as running:
         async with ready(specs, running) as (_, decode):
             await check_parity(decode)
     check_report(report, registrations=2)
+    _, workers = stub_reports(reports)
+    flushes = sorted(int(text.partition("flushed ")[2]) for text in workers)
+    assert flushes[0] == 0
+    assert 1 <= flushes[1] <= len(SIZES) - 1  # those that arrive together share a pass

@@ -54,11 +54,12 @@ def check_stub_reports(folder: Path, *, workers: int) -> None:
     assert {count for _, _, count in left} <= {"0"}, left
 
 
-def cumem(personality: str) -> dict[str, object]:
-    """Of NodeSpec, for `one_process`. `personality`: of the fake, verbs or efa."""
+def cumem(personality: str, **settings: str) -> dict[str, object]:
+    """Of NodeSpec, for `one_process`. `personality`: of the fake, verbs or efa; `settings`: of the
+    stub."""
     return {
         "kv": {"region": "cumem"},
-        "env": environment() | {"FAKE_FABRIC": f"{personality},segments=4"},
+        "env": environment(**settings) | {"FAKE_FABRIC": f"{personality},segments=4"},
         "provider": personality,
         "fabric": {"library": str(build_fake())},
         "nic": {"name": personality, "address": "127.0.0.1"},

@@ -320,9 +320,9 @@ async def test_scores_of_a_removed_sequence_are_dropped(loop: Loop) -> None:
     assert [entry[1] for entry in loop.take()] == ["planned", "sampling", "computed"]
 
 
-async def test_pages_to_and_from_a_mirror(loop: Loop) -> None:
-    """Staged: what a pass computes for a peer goes out, what a peer wrote comes in once."""
-    loop.steps.staged = True
+async def test_pages_that_peers_write_and_read(loop: Loop) -> None:
+    """Named in the step: what it computes for a peer, and once what a peer wrote."""
+    loop.steps.names_pages = True
     loop.add_prefill(11)
     loop.add("d", 7, computed=6, first_page=3)
     step = await loop.turn()

@@ -20,6 +20,7 @@ static Copy copies[kMaxCopies];
 static int copy_count;
 static int64_t copied_bytes;
 static int stream_count;
+static int flushes;
 
 void lock(void) { pthread_mutex_lock(&mutex); }
 void unlock(void) { pthread_mutex_unlock(&mutex); }
@@ -97,7 +98,7 @@ __attribute__((destructor)) static void report(void) {
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; ++i) {
     fprintf(file, "left %s %lld\n", kinds[i], (long long)stub_live(kinds[i]));
   }
-  fprintf(file, "copied %lld\n", (long long)copied_bytes);
+  fprintf(file, "copied %lld\nflushed %d\n", (long long)copied_bytes, flushes);
   fclose(file);
 }
 
@@ -173,6 +174,12 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
       return kSuccess;
     case 124:  // dma-buf
       *value = (int)setting("STUB_CUDA_DMA_BUF", 1);
+      return kSuccess;
+    case 117:  // how what a NIC wrote can be flushed: 1 by the host
+      *value = (int)setting("STUB_CUDA_FLUSH", 1);
+      return kSuccess;
+    case 118:  // for whom it needs no flush: 100 for the owner of the memory
+      *value = (int)setting("STUB_CUDA_ORDERING", 100);
       return kSuccess;
     default:
       return complain(kInvalidValue, "cuDeviceGetAttribute: the stub has no attribute %d",
@@ -257,6 +264,15 @@ int cuStreamSynchronize(void* stream) {
   if (!in_context("cuStreamSynchronize")) return kInvalidContext;
   lock();
   run_copies(stream);
+  unlock();
+  return kSuccess;
+}
+
+int cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  if (!in_context("cuFlushGPUDirectRDMAWrites")) return kInvalidContext;
+  if (target != 0 || (scope != 100 && scope != 200)) return kInvalidValue;
+  lock();
+  ++flushes;
   unlock();
   return kSuccess;
 }
