@@ -52,6 +52,7 @@ class Grant:
     old_reached: bool = False  # all writes under one of the old slots landed
     position: int = -1
     computed_tokens: int = 0
+    landed_units: int = 0  # under the current immediate, when they were looked at last
     progress_at: float = 0.0
     owed_since: float | None = None  # since when `drained` is owed, with nothing else to wait for
     link_dropped: bool = False
@@ -124,6 +125,7 @@ class Grant:
             return self._lose(FailCause.OVERLOADED, "no immediate left for a replay", now)
         self.old_slots.append(self.slot)
         self.slot = slot
+        self.landed_units = 0
         self.progress_at = now
         return [Send(wire.Regrant(self.key, slot.immediate))]
 
@@ -171,6 +173,15 @@ class Grant:
         return [] if self.reading else self._free()
 
     # what the fabric says
+
+    def landed(self, units: int, now: float) -> list[Effect]:
+        """So many page units were counted under the current immediate. More than at the last look
+        is progress: a long pass, or a slow wire, is not a stalled peer.
+        """
+        if self.state is GrantState.DISPATCHED and units > self.landed_units:
+            self.landed_units = units
+            self.progress_at = now
+        return []
 
     def reached(self, slot: Slot, now: float) -> list[Effect]:
         """The expected count is there for `slot`.

@@ -123,6 +123,11 @@ class Push:
         return self.state in _ALIVE
 
     @property
+    def waits(self) -> bool:
+        """For pages or for its turn: no pass computes its next tokens."""
+        return self.alive and not self.in_pass and not self.computed_all
+
+    @property
     def may_finish(self) -> bool:
         """Whether the transfer that is open now may be the one that ends it with success."""
         return self.alive and self.attempt is not None and not self.attempt.stopped

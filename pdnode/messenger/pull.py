@@ -244,6 +244,9 @@ class PullMessenger:
     def tick(self) -> None:
         now = self._clock()
         for pull in list(self._pulls.values()):
+            if pull.grant.state is GrantState.DISPATCHED:
+                units = self._fabric.counted(pull.grant.slot.slot)
+                self._apply(pull, pull.grant.landed(units, now))
             self._apply(pull, pull.grant.tick(now))
 
     # the peer

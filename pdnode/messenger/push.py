@@ -8,53 +8,32 @@ Everything runs on the event loop.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pdnode.config import PeerConfig
 from pdnode.core import transfer, wire
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.plan import chunk_pages, programs, routes
-from pdnode.core.push import Push, PushState
+from pdnode.core.push import Push
 from pdnode.core.schedule import Chunk
 from pdnode.core.transfer import FailCause
 from pdnode.fabric._native import Event, Fabric, FabricError
 from pdnode.messenger.digests import Digester, SourceDigests
 from pdnode.messenger.dispatch import DispatchLimits, check_dispatch, check_regrant
-from pdnode.messenger.gate import Ticket
 from pdnode.messenger.groups import SourceGroup
 from pdnode.messenger.places import Places
 from pdnode.messenger.push_figures import OpenPush, PushFigures
+from pdnode.messenger.push_work import PushWork
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.log import event
-from pdnode.obs.records import LayerTimes, Records, TransferRecord
+from pdnode.obs.records import LayerTimes, Records
 from pdnode.obs.trace import trace_id
-from pdnode.types import RequestKey, Run, SequenceId, SessionId, TransferId, Verify, expand_runs
+from pdnode.types import RequestKey, Run, SessionId, TransferId, Verify, expand_runs
 
 _log = logging.getLogger(__name__)
 
 RETELL_RATIO = 0.25
-"""A queued request hears that the queue moves this often in the time after which it is given up."""
-
-
-@dataclass(slots=True, eq=False)
-class _Work:
-    push: Push
-    session: PeerSession
-    dispatch: wire.Dispatch
-    group: SourceGroup
-    destination: list[int]
-    begun_at: float
-    told_at: float  # when `accepted` was said last
-    told_chunks: int  # chunks that this node had computed then
-    ticket: Ticket | None = None
-    pages: tuple[Run, ...] = ()
-    source: list[int] = field(default_factory=list)
-    sequence: SequenceId | None = None
-    chunks: dict[TransferId, list[int]] = field(default_factory=dict)  # chunk of each submit
-    layers: list[LayerTimes] = field(default_factory=list)
-    outcome: str = "drained"
-    digests: SourceDigests | None = None
-    held: TransferId | None = None  # drained, but digests of its pages have yet to be sent
+"""A waiting request hears that others move this often in the time after which it is given up."""
 
 
 class PushMessenger:
@@ -86,8 +65,8 @@ class PushMessenger:
         self._clock = clock
         self._digester = digester
         self._transfers = 0
-        self._work: dict[RequestKey, _Work] = {}
-        self._by_transfer: dict[TransferId, _Work] = {}
+        self._work: dict[RequestKey, PushWork] = {}
+        self._by_transfer: dict[TransferId, PushWork] = {}
         self._down: set[tuple[SessionId, transfer.Pair]] = set()  # pairs that NicDown was sent for
         self._chunks = 0  # computed since start
         self._places = Places()
@@ -201,10 +180,10 @@ class PushMessenger:
 
     # inside: one dispatch
 
-    def _retell(self, work: _Work, position: int, now: float) -> None:
+    def _retell(self, work: PushWork, position: int, now: float) -> None:
         """A request that waits while others are computed is not stalled: say so in time."""
         after_s = RETELL_RATIO * work.dispatch.deadline_s
-        if work.push.state is not PushState.QUEUED or now - work.told_at < after_s:
+        if not work.push.waits or now - work.told_at < after_s:
             return
         if self._chunks > work.told_chunks:
             work.told_at, work.told_chunks = now, self._chunks
@@ -241,7 +220,7 @@ class PushMessenger:
         )
         destination = expand_runs(tuple(Run(run.start, run.count) for run in frame.pages))
         group = min(self._groups, key=lambda one: (self._load(one), -one.gate.pool.counts.free))
-        work = _Work(push, session, frame, group, destination, now, now, self._chunks)
+        work = PushWork(push, session, frame, group, destination, now, now, self._chunks)
         if self._digester is not None and frame.verify != Verify.OFF:
             regions = [source.region for source in group.regions]
             work.digests = SourceDigests(self._digester, regions, key, len(destination))
@@ -259,7 +238,7 @@ class PushMessenger:
         if ticket.waiting:
             work.ticket = ticket
 
-    def _begin(self, work: _Work, pages: tuple[Run, ...]) -> None:
+    def _begin(self, work: PushWork, pages: tuple[Run, ...]) -> None:
         """Source pages are there: the sequence enters the schedule."""
         work.group.gate.pool.activate(pages)
         work.pages = pages
@@ -273,7 +252,7 @@ class PushMessenger:
             computed=lambda chunk: self._computed(work, chunk),
         )
 
-    def _planned(self, work: _Work, chunk: Chunk, base: int) -> None:
+    def _planned(self, work: PushWork, chunk: Chunk, base: int) -> None:
         total = len(work.dispatch.tokens)
         part = chunk_pages(chunk.start, chunk.end, total, self._geometry.page_tokens)
         found = programs(
@@ -289,11 +268,13 @@ class PushMessenger:
         if work.digests is not None:
             work.digests.planned.append(found)
 
-    def _computed(self, work: _Work, chunk: Chunk) -> None:
+    def _computed(self, work: PushWork, chunk: Chunk) -> None:
+        now = self._clock()
         self._chunks += 1
+        work.told_at, work.told_chunks = now, self._chunks  # by `progress`
         if work.digests is not None:
             work.digests.computed(lambda frames: self._digested(work, frames))
-        self._apply(work, work.push.pass_done(chunk.end, self._clock()))
+        self._apply(work, work.push.pass_done(chunk.end, now))
 
     def _load(self, group: SourceGroup) -> int:
         """Prompt tokens that this group has yet to compute."""
@@ -304,13 +285,13 @@ class PushMessenger:
         )
         return gated + group.schedule.waiting_tokens()
 
-    def _digested(self, work: _Work, frames: list[wire.Sent]) -> None:
+    def _digested(self, work: PushWork, frames: list[wire.Sent]) -> None:
         if work.push.alive:
             for frame in frames:
                 work.session.send(frame)
         self._release(work)
 
-    def _release(self, work: _Work) -> None:
+    def _release(self, work: PushWork) -> None:
         """Let the push hear that its transfer drained, unless digests must be sent before."""
         owed = work.digests is not None and work.digests.owed and work.push.may_finish
         if work.held is not None and not owed:
@@ -326,11 +307,11 @@ class PushMessenger:
     def _count_refusal(self, cause: FailCause) -> None:
         self.figures.refused[cause] = self.figures.refused.get(cause, 0) + 1
 
-    def _find(self, session: PeerSession, key: str) -> _Work | None:
+    def _find(self, session: PeerSession, key: str) -> PushWork | None:
         work = self._work.get(RequestKey(key))
         return work if work is not None and work.session is session else None
 
-    def _of(self, session: PeerSession) -> list[_Work]:
+    def _of(self, session: PeerSession) -> list[PushWork]:
         return [work for work in self._work.values() if work.session is session]
 
     def next_transfer(self) -> TransferId:
@@ -340,7 +321,7 @@ class PushMessenger:
 
     # inside: effects
 
-    def _apply(self, work: _Work, effects: list[transfer.Effect]) -> None:
+    def _apply(self, work: PushWork, effects: list[transfer.Effect]) -> None:
         for effect in effects:
             try:
                 self._carry_out(work, effect)
@@ -353,7 +334,7 @@ class PushMessenger:
                 return
         self._release(work)
 
-    def _carry_out(self, work: _Work, effect: transfer.Effect) -> None:
+    def _carry_out(self, work: PushWork, effect: transfer.Effect) -> None:
         match effect:
             case transfer.Send(frame=frame):
                 if isinstance(frame, wire.Failed):
@@ -382,7 +363,7 @@ class PushMessenger:
             case _:
                 raise AssertionError(f"not an effect of a push: {effect}")
 
-    def _refused(self, work: _Work, text: str, not_opened: TransferId | None = None) -> None:
+    def _refused(self, work: PushWork, text: str, not_opened: TransferId | None = None) -> None:
         now = self._clock()
         if not_opened is None:
             effects = work.push.refused(text, now)
@@ -390,7 +371,7 @@ class PushMessenger:
             effects = work.push.not_opened(not_opened, text, now)
         self._apply(work, effects)
 
-    def _submit(self, work: _Work, effect: transfer.Submit) -> None:
+    def _submit(self, work: PushWork, effect: transfer.Submit) -> None:
         here, there = self._geometry, work.session.geometry
         numbers = work.chunks[effect.transfer]
         first_rank = work.dispatch.group * there.tp
@@ -436,7 +417,7 @@ class PushMessenger:
         session.pairs = tuple(other for other in session.pairs if other != here)
         self._fabric.fence(session.session, here)
 
-    def _unschedule(self, work: _Work) -> None:
+    def _unschedule(self, work: PushWork) -> None:
         if work.ticket is not None:
             work.ticket.cancel()
             work.ticket = None
@@ -444,7 +425,7 @@ class PushMessenger:
         if work.sequence is not None:
             work.group.schedule.remove(work.sequence)
 
-    def _free(self, work: _Work) -> None:
+    def _free(self, work: PushWork) -> None:
         del self._work[work.push.key]
         size_bytes = 0
         for number, chunks in work.chunks.items():
@@ -459,7 +440,7 @@ class PushMessenger:
         self.figures.add_bytes(work.session.node, size_bytes)
         if work.outcome == "drained":
             self.figures.drained += 1
-        record = self._record(work)
+        record = work.record(self._clock())
         self._records.add_transfer(record)
         self._log(
             work, "transfer.ended", "transfer ended",
@@ -468,31 +449,12 @@ class PushMessenger:
         if work.pages:
             work.group.gate.release(work.pages, key=work.session.node)
 
-    def _log(self, work: _Work, code: str, text: str, **fields: str | int | float) -> None:
+    def _log(self, work: PushWork, code: str, text: str, **fields: str | int | float) -> None:
         dispatch = work.dispatch
         event(
             _log, logging.DEBUG, code, text, req=wire.clip(dispatch.request_id),
             peer=work.session.node, trace_id=trace_id(dispatch.traceparent), **fields,
         )  # fmt: skip
-
-    def _record(self, work: _Work) -> TransferRecord:
-        now = self._clock()
-        push = work.push
-        cancelled = work.outcome == "drained" and not push.computed_all
-        return TransferRecord(
-            key=push.key,
-            request_id=work.dispatch.request_id,
-            peer=work.session.node,
-            outcome="cancelled" if cancelled else work.outcome,
-            tokens=len(work.dispatch.tokens),
-            pages=len(work.destination),
-            bytes=sum(row.bytes for row in work.layers),
-            writes=sum(row.writes for row in work.layers),
-            queue_s=push.queue_s,
-            prefill_s=push.prefill_s(now),
-            total_s=now - work.begun_at,
-            layers=tuple(work.layers),
-        )
 
 
 def _turned(pair: tuple[int, int]) -> tuple[int, int]:

@@ -193,6 +193,10 @@ class Core:
             missed = counter.count >= counter.expected and not counter.told
             promise(not missed, "the count was there, and nobody was told")
 
+    def counted(self, slot: int) -> int:
+        counter = self.slots.get(slot)
+        return counter.count if counter is not None else 0
+
     def count(self, immediate: int, weight: int) -> None:
         """An immediate arrived. Late ones are dropped: the grant is over."""
         slot, generation = immediate >> 20, immediate >> 12 & 0xFF

@@ -10,7 +10,7 @@ from tests.sim.network import Route
 from tests.sim.wires import Connection
 
 if TYPE_CHECKING:
-    from pdnode.messenger.push import _Work
+    from pdnode.messenger.push_work import PushWork
     from tests.sim.cluster import Cluster
     from tests.sim.fabric import Core
     from tests.sim.process import Process
@@ -220,7 +220,7 @@ def worker_dies(cluster: "Cluster") -> bool:
     return True
 
 
-def _odd(cluster: "Cluster") -> "list[tuple[Process, _Work]]":
+def _odd(cluster: "Cluster") -> "list[tuple[Process, PushWork]]":
     """Pushes in the states that do not last."""
     return [
         (process, work)

@@ -17,7 +17,7 @@ from tests.sim.wires import Connection
 
 if TYPE_CHECKING:
     from pdnode.messenger.pull import Pull
-    from pdnode.messenger.push import _Work
+    from pdnode.messenger.push_work import PushWork
     from tests.sim.cluster import Cluster
     from tests.sim.fabric import Transfer
     from tests.sim.process import Process
@@ -97,7 +97,7 @@ class Hunts:
 
     # the prefill side
 
-    def push(self, process: "Process", work: "_Work") -> None:
+    def push(self, process: "Process", work: "PushWork") -> None:
         """After every input of a push."""
         push, attempt = work.push, work.push.attempt
         transfer = process.core.transfers.get(attempt.transfer) if attempt is not None else None
@@ -119,7 +119,7 @@ class Hunts:
         if idle and self._strikes("idle connection dies", 0.02):
             self._tell(self._rng.choice(idle), at_prefill=False)
 
-    def _replay(self, process: "Process", work: "_Work") -> None:
+    def _replay(self, process: "Process", work: "PushWork") -> None:
         """The fence that is waited for takes long, and several wait for it."""
         assert process.pushes is not None
         mates = [one for one in process.pushes._work.values() if one.session is work.session]

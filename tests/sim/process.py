@@ -27,7 +27,8 @@ from pdnode.messenger.groups import SourceGroup, SourceRegion
 from pdnode.messenger.peer_link import Identity
 from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
 from pdnode.messenger.pull import Pull, PullMessenger
-from pdnode.messenger.push import PushMessenger, _Work
+from pdnode.messenger.push import PushMessenger
+from pdnode.messenger.push_work import PushWork
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
 from pdnode.types import BootId, Role, Run, TransferId, WhenNoPrefill, expand_runs
@@ -176,9 +177,9 @@ class NotingPulls(PullMessenger):
 class WatchedPushes(PushMessenger):
     """`moment` is called after every input of a push."""
 
-    moment: Callable[[_Work], None]
+    moment: Callable[[PushWork], None]
 
-    def _apply(self, work: _Work, effects: list[transfer.Effect]) -> None:
+    def _apply(self, work: PushWork, effects: list[transfer.Effect]) -> None:
         super()._apply(work, effects)
         self.moment(work)
 

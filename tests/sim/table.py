@@ -14,8 +14,8 @@ Cell = tuple[str, str, str]  # machine, state, event
 
 EVENTS = {
     "grant": (
-        "dispatched", "accepted", "progress", "reached", "overshoot", "failed", "drain_done",
-        "pair_fenced", "cancel", "end", "session_lost", "session_fenced", "tick",
+        "dispatched", "accepted", "progress", "landed", "reached", "overshoot", "failed",
+        "drain_done", "pair_fenced", "cancel", "end", "session_lost", "session_fenced", "tick",
     ),
     "push": (
         "planned", "pass_done", "transfer_drained", "transfer_failed", "transfer_settled",

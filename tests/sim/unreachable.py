@@ -31,6 +31,7 @@ UNREACHABLE: dict[Cell, str] = {
     ("grant", "complete", "dispatched"): _ONCE,
     ("grant", "failed", "dispatched"): _ONCE,
     ("grant", "cancelling", "dispatched"): _ONCE,
+    ("grant", "*", "landed"): "only what is waited for is looked at",
     ("grant", "dispatched", "end"): _READER,
     ("grant", "failed", "end"): _READER,
     ("grant", "cancelling", "end"): _READER,
@@ -61,6 +62,7 @@ UNREACHABLE: dict[Cell, str] = {
 
 _REACHABLE = {
     ("grant", "reserved", "dispatched"),
+    ("grant", "dispatched", "landed"),
     ("grant", "free", "cancel"),  # a client leaves in the very turn in which its attempt is over
     ("push", "done", "tick"),  # the tick of another request has dropped the link
 }

@@ -268,6 +268,9 @@ class TargetFace:
     def disarm(self, slot: int) -> None:
         del self.counters[slot]
 
+    def counted(self, slot: int) -> int:
+        return self.counters[slot].count
+
     def fence(self, session: int, pair: Pair | None = None) -> None:
         assert pair is not None, "the link fences whole sessions"
         self.fences.append((session, pair))

@@ -8,7 +8,8 @@ reserved:
   dispatched | - | dispatched
   cancel | free | free
   end; tick after 9 s; tick after 11 s; tick after 31 s; pair_fenced | - | reserved
-  pair_fenced, no slot left; accepted; progress; failed; failed, pairs; drain_done | - | reserved
+  pair_fenced, no slot left; accepted; progress | - | reserved
+  landed; failed; failed, pairs; drain_done | - | reserved
   reached, its slot; reached, old slot; reached, other generation | - | reserved
   overshoot, its slot; overshoot, other slot | - | reserved
   session_lost | lost(link_lost), free | free
@@ -16,7 +17,7 @@ reserved:
 dispatched:
   dispatched | dispatched once | !
   cancel | Cancel, quarantine | cancelling
-  end; tick after 9 s; tick after 11 s; accepted; progress; drain_done | - | dispatched
+  end; tick after 9 s; tick after 11 s; accepted; progress; landed; drain_done | - | dispatched
   reached, old slot; reached, other generation; overshoot, other slot | - | dispatched
   tick after 31 s | lost(stalled), Cancel, quarantine | cancelling
   pair_fenced | Regrant | dispatched
@@ -30,7 +31,8 @@ dispatched:
 dispatched drained:
   dispatched | dispatched once | !
   cancel | free | free
-  end; tick after 9 s; pair_fenced; pair_fenced, no slot left; accepted; progress | - | dispatched
+  end; tick after 9 s; pair_fenced | - | dispatched
+  pair_fenced, no slot left; accepted; progress; landed | - | dispatched
   failed; drain_done; reached, old slot; reached, other generation | - | dispatched
   overshoot, other slot | - | dispatched
   tick after 11 s; tick after 31 s | lost(short), free | free
@@ -42,7 +44,7 @@ dispatched drained:
 dispatched regranted:
   dispatched | dispatched once | !
   cancel | Cancel, quarantine | cancelling
-  end; tick after 9 s; tick after 11 s; accepted; progress; drain_done | - | dispatched
+  end; tick after 9 s; tick after 11 s; accepted; progress; landed; drain_done | - | dispatched
   reached, old slot; reached, other generation; overshoot, other slot | - | dispatched
   tick after 31 s | lost(stalled), Cancel, quarantine | cancelling
   pair_fenced | Regrant | dispatched
@@ -56,7 +58,8 @@ dispatched regranted:
 dispatched regranted old-reached:
   dispatched | dispatched once | !
   cancel | Cancel, quarantine | cancelling
-  end; tick after 9 s; tick after 11 s; accepted; progress; reached, old slot | - | dispatched
+  end; tick after 9 s; tick after 11 s | - | dispatched
+  accepted; progress; landed; reached, old slot | - | dispatched
   reached, other generation; overshoot, other slot | - | dispatched
   tick after 31 s | lost(stalled), Cancel, quarantine | cancelling
   pair_fenced | Regrant | dispatched
@@ -69,7 +72,8 @@ dispatched regranted old-reached:
   session_fenced | the loss of a session comes before its fence | !
 complete:
   dispatched | dispatched once | !
-  cancel; tick after 9 s; accepted; progress; failed; drain_done; reached, its slot | - | complete
+  cancel; tick after 9 s; accepted; progress | - | complete
+  landed; failed; drain_done; reached, its slot | - | complete
   reached, old slot; reached, other generation; overshoot, other slot; session_lost | - | complete
   session_fenced | - | complete
   end | quarantine | complete
@@ -80,7 +84,7 @@ complete:
 complete drained:
   dispatched | dispatched once | !
   cancel; tick after 9 s; tick after 11 s; tick after 31 s; pair_fenced | - | complete
-  pair_fenced, no slot left; accepted; progress; failed; drain_done | - | complete
+  pair_fenced, no slot left; accepted; progress; landed; failed; drain_done | - | complete
   reached, its slot; reached, old slot; reached, other generation | - | complete
   overshoot, other slot; session_lost; session_fenced | - | complete
   end | free | free
@@ -88,7 +92,8 @@ complete drained:
   overshoot, its slot | lost(overshoot, final) | complete
 complete ended:
   dispatched | dispatched once | !
-  cancel; end; tick after 9 s; accepted; progress; failed; reached, its slot | - | complete
+  cancel; end; tick after 9 s; accepted | - | complete
+  progress; landed; failed; reached, its slot | - | complete
   reached, old slot; reached, other generation; overshoot, its slot | - | complete
   overshoot, other slot; session_lost | - | complete
   tick after 11 s; tick after 31 s | droplink | complete
@@ -98,7 +103,8 @@ complete ended:
 failed:
   dispatched | dispatched once | !
   cancel; end; tick after 9 s; pair_fenced; pair_fenced, no slot left; accepted | - | failed
-  progress; failed; reached, its slot; reached, old slot; reached, other generation | - | failed
+  progress; landed; failed | - | failed
+  reached, its slot; reached, old slot; reached, other generation | - | failed
   overshoot, its slot; overshoot, other slot; session_lost | - | failed
   tick after 11 s; tick after 31 s | droplink | failed
   failed, pairs | fencepairs | failed
@@ -106,7 +112,7 @@ failed:
 failed lost:
   dispatched | dispatched once | !
   cancel; end; tick after 9 s; tick after 11 s; tick after 31 s; pair_fenced | - | failed
-  pair_fenced, no slot left; accepted; progress; failed; reached, its slot | - | failed
+  pair_fenced, no slot left; accepted; progress; landed; failed; reached, its slot | - | failed
   reached, old slot; reached, other generation; overshoot, its slot | - | failed
   overshoot, other slot; session_lost | - | failed
   failed, pairs | fencepairs | failed
@@ -114,7 +120,8 @@ failed lost:
 cancelling:
   dispatched | dispatched once | !
   cancel; end; tick after 9 s; pair_fenced; pair_fenced, no slot left; accepted | - | cancelling
-  progress; failed; reached, its slot; reached, old slot; reached, other generation | - | cancelling
+  progress; landed; failed | - | cancelling
+  reached, its slot; reached, old slot; reached, other generation | - | cancelling
   overshoot, its slot; overshoot, other slot; session_lost | - | cancelling
   tick after 11 s; tick after 31 s | droplink | cancelling
   failed, pairs | fencepairs | cancelling
@@ -122,7 +129,8 @@ cancelling:
 free:
   dispatched | dispatched once | !
   cancel; end; tick after 9 s; tick after 11 s; tick after 31 s; pair_fenced | - | free
-  pair_fenced, no slot left; accepted; progress; failed; failed, pairs; drain_done | - | free
+  pair_fenced, no slot left; accepted; progress | - | free
+  landed; failed; failed, pairs; drain_done | - | free
   reached, its slot; reached, old slot; reached, other generation; overshoot, its slot | - | free
   overshoot, other slot; session_lost; session_fenced | - | free
 """
@@ -213,7 +221,8 @@ replay in-pass:
   cancel | unschedule | cancelling
   regrant; nic_fenced; nic_fenced, other; transfer_settled; tick after 9 s | - | replay
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
-  transfer_failed, all pairs; transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, all pairs | failed comes once, and settled after it | !
+  transfer_failed, no pair | failed comes once, and settled after it | !
   transfer_settled, one more | pair down q | replay
   transfer_settled, all pairs | Failed(write 1), unschedule | failed
   not_opened | the transfer was opened | !
@@ -227,7 +236,8 @@ replay failed:
   cancel | unschedule | cancelling
   regrant; nic_fenced; nic_fenced, other; transfer_settled; tick after 9 s | - | replay
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
-  transfer_failed, all pairs; transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, all pairs | failed comes once, and settled after it | !
+  transfer_failed, no pair | failed comes once, and settled after it | !
   transfer_settled, one more | pair down q | replay
   transfer_settled, all pairs | Failed(write 1), unschedule | failed
   not_opened | the transfer was opened | !
@@ -383,7 +393,8 @@ cancelling failed:
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; transfer_settled | - | cancelling
   refused; tick after 9 s | - | cancelling
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
-  transfer_failed, all pairs; transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, all pairs | failed comes once, and settled after it | !
+  transfer_failed, no pair | failed comes once, and settled after it | !
   transfer_settled, one more | pair down q | cancelling
   transfer_settled, all pairs | Failed(write 1) | cancelling
   not_opened | the transfer was opened | !
@@ -395,7 +406,8 @@ failed outstanding:
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; transfer_settled | - | failed
   refused; tick after 9 s | - | failed
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
-  transfer_failed, all pairs; transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, all pairs | failed comes once, and settled after it | !
+  transfer_failed, no pair | failed comes once, and settled after it | !
   transfer_settled, one more | pair down q | failed
   transfer_settled, all pairs | Failed(write 1) | failed
   not_opened | the transfer was opened | !
@@ -407,7 +419,8 @@ lost failed:
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; refused; session_lost | - | lost
   tick after 9 s; tick after 11 s | - | lost
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
-  transfer_failed, all pairs; transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, all pairs | failed comes once, and settled after it | !
+  transfer_failed, no pair | failed comes once, and settled after it | !
   transfer_settled; transfer_settled, one more; transfer_settled, all pairs | free | done
   not_opened | the transfer was opened | !
 lost in-pass:

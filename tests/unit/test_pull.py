@@ -353,6 +353,36 @@ async def test_a_stalled_request_is_cancelled_then_the_link_is_dropped(node: Nod
     assert node.pool.counts.quarantined == 4, "nothing is freed by time"
 
 
+async def test_pages_that_land_are_progress(node: Node) -> None:
+    """As in a pass of a minute, or over a wire that is slow: nothing else says that it goes on."""
+    pull = node.begin()
+    for units in (1, 2, 5):
+        node.clock.now += 29.0
+        node.fabric.landed[1] = units
+        node.pulls.tick()
+    assert not pull.outcome.done()
+    node.clock.now += 29.0
+    node.pulls.tick()
+    node.clock.now += 1.5
+    node.pulls.tick()
+    assert (await pull.outcome).cause is FailCause.STALLED
+
+
+async def test_what_lands_under_a_new_immediate_is_progress_from_its_first_unit(node: Node) -> None:
+    pull = node.begin()
+    node.fabric.landed[1] = 5
+    node.pulls.tick()
+    node.hear(wire.NicDown((11, 21), "x"))
+    node.pulls.pair_fenced(node.end, (11, 21))
+    assert pull.grant.slot == Slot(2, 0)
+    node.clock.now += 29.0
+    node.fabric.landed[2] = 1
+    node.pulls.tick()
+    node.clock.now += 29.0
+    node.pulls.tick()
+    assert not pull.outcome.done()
+
+
 async def test_slots_are_waited_for_in_turn(node: Node) -> None:
     taken = [await node.pulls.take_slot() for _ in range(SLOTS)]
     waiters = [asyncio.create_task(node.pulls.take_slot()) for _ in range(4)]

@@ -434,6 +434,22 @@ def test_a_queued_request_hears_that_the_queue_moves(node: Node) -> None:
     assert node.outbox.take() == []
 
 
+def test_a_request_between_two_chunks_hears_that_others_get_on(node: Node) -> None:
+    node.hear(dispatch())
+    node.hear(dispatch("dboot:2"))
+    node.schedule.plan(1, 4, base=0)
+    node.schedule.compute(1)
+    node.schedule.plan(2, 4, base=2)
+    node.clock.now += 8.0
+    node.outbox.take()
+    node.push.tick()
+    assert node.outbox.take() == [], "dboot:1 was told of all that was computed"
+    node.schedule.compute(2)
+    node.outbox.take()
+    node.push.tick()
+    assert node.outbox.take() == [wire.Accepted("dboot:1", 0)]
+
+
 def test_events_and_frames_of_others_change_nothing(node: Node) -> None:
     node.computed()
     node.event("drained", 99)

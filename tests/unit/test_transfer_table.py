@@ -94,6 +94,7 @@ GRANT_INPUTS: dict[str, Callable[[Grant], list[Effect]]] = {
     "pair_fenced, no slot left": lambda g: g.pair_fenced(None, 1.0),
     "accepted": lambda g: g.accepted(3, 1.0),
     "progress": lambda g: g.progress(5, 1.0),
+    "landed": lambda g: g.landed(5, 1.0),
     "failed": lambda g: g.failed(FailCause.WRITE, "x", (), 1.0),
     "failed, pairs": lambda g: g.failed(FailCause.WRITE, "x", [P, Q], 1.0),
     "drain_done": lambda g: g.drain_done(1.0),
