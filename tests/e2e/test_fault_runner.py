@@ -21,7 +21,7 @@ from tests.support.reference import Case, load_reference
 ROUNDS = int(os.environ.get("PDNODE_FAULTS", "1"))  # of each fault, with the tiny model
 SMOL_ROUNDS = int(os.environ.get("PDNODE_FAULTS_SMOLLM2", "0"))
 # Long prompts with short answers, and short ones with long answers: (prompt, answer) tokens.
-TINY_POOL, SMOL_POOL = "4MiB", "512MiB"  # 4,096 and some 11,000 tokens
+TINY_POOL, SMOL_POOL = "4MiB", "96MiB"  # 4,096 and some 2,200 tokens
 SHAPES = ((600, 8), (40, 300), (350, 20), (150, 200), (17, 120), (800, 4))
 
 pytestmark = [needs_namespaces, pytest.mark.timeout(3600 * max(1, ROUNDS, SMOL_ROUNDS))]

@@ -29,6 +29,7 @@ CANARIES = 8
 DISCONNECTS, LEAVERS = 200, 8  # in all, and at a time
 LEAVES_WITHIN_S = 0.6
 JOINED_WITHIN_S = 90.0  # a process starts on a busy machine
+FILLED_WITHIN_S = 300.0  # a real model on a busy machine
 REST_WITHIN_S = 30.0
 SETTLE_LOOKS = 10
 
@@ -113,7 +114,7 @@ class Cluster:
         for client in self.decodes:
             pool = sum((await client.pages()).values()) * PAGE_TOKENS
             wanted = await _prompt_tokens(client) + pool
-            async with asyncio.timeout(JOINED_WITHIN_S):
+            async with asyncio.timeout(FILLED_WITHIN_S):
                 while await _prompt_tokens(client) < wanted:
                     await asyncio.sleep(0.1)
 
