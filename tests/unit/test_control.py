@@ -2,12 +2,17 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from pdnode.api.admin_actions import ActionRefused, Cancel, Drain, SetLogLevel, Undrain
 from pdnode.core.request import Request
-from tests.support.busy_node import BusyNode, busy_node
+from pdnode.daemon.kvregion import RegionChoice
+from pdnode.daemon.reload import Reloader
+from pdnode.types import RegionKind, Role, Verify, WhenNoPrefill
+from tests.support.busy_node import GEOMETRY, BusyNode, busy_node
 
 
 @pytest.fixture
@@ -89,3 +94,40 @@ async def test_quarantined_pages_are_a_warning_and_worse_above_the_limit(node: B
     found = node.control.conditions()[0]
     assert found.code == "W121"
     assert found.text == "1025 pages wait for a writer's word or a fence, at most 1024 may"
+
+
+async def test_pages_on_a_gpu_are_not_read_after_a_reload_either(node: BusyNode) -> None:
+    """Where "auto" took the GPU's memory no rule between keys says it."""
+    parts = node.observation.parts
+    assert parts.engine is not None
+    reloader = Reloader(parts, cast(Any, None), cast(Any, None))
+    local = replace(parts.config.node, when_no_prefill=WhenNoPrefill.LOCAL)
+    parts.config = replace(parts.config, node=local)
+    new = replace(parts.config, peer=replace(parts.config.peer, verify=Verify.ONCE))
+    assert reloader.problems(new) == []
+    choice = RegionChoice(RegionKind.CUMEM, "the NICs reach the GPU's memory")
+    parts.engine = replace(parts.engine, region=choice)
+    (problem,) = reloader.problems(new)
+    assert str(problem).startswith("peer.verify: pages in a GPU's memory cannot be read here")
+    assert reloader.problems(parts.config) == []
+
+
+async def test_the_detour_through_host_memory_is_a_warning_with_its_price(node: BusyNode) -> None:
+    parts = node.observation.parts
+    assert parts.engine is not None
+    assert list(parts.conditions()) == []
+    choice = RegionChoice(RegionKind.STAGED, "provider tcp does not reach the memory of a GPU")
+    parts.engine = replace(parts.engine, region=choice)
+    figures = parts.engine.groups[0].steps.figures
+    figures.fetched_pages, figures.stored_pages = 3, 2
+    layers, page_bytes = GEOMETRY.layers, GEOMETRY.page_bytes
+    (found,) = parts.conditions()
+    assert found.code == "W140"
+    assert found.text == (
+        "provider tcp does not reach the memory of a GPU: each token of a prompt between nodes "
+        f"costs one more copy of {layers * page_bytes // 64} bytes here, "
+        f"{5 * layers * page_bytes} bytes so far"
+    )
+    assert parts.staged() == {"fetched": 3 * layers * page_bytes, "stored": 2 * layers * page_bytes}
+    parts.config = replace(parts.config, node=replace(parts.config.node, role=Role.COLOCATED))
+    assert list(parts.conditions()) == []
