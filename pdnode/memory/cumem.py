@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from pdnode.memory import cudriver
+from pdnode.memory.cudriver import CudaError
 
 
 class CumemRegion:
@@ -22,10 +23,10 @@ class CumemRegion:
         self.ordinal = ordinal  # of the GPU, in this process
         self._size_bytes = size_bytes
         self._view: memoryview | None = None
-        self.memory_page_bytes = cudriver.granularity(ordinal)
-        self.mapped_bytes = _rounded(size_bytes, self.memory_page_bytes)
         with contextlib.ExitStack() as undo:
             undo.callback(cudriver.release, handle)
+            self.memory_page_bytes = cudriver.granularity(ordinal)
+            self.mapped_bytes = _rounded(size_bytes, self.memory_page_bytes)
             self.address = cudriver.reserve(self.mapped_bytes)
             undo.callback(cudriver.unreserve, self.address, self.mapped_bytes)
             cudriver.map_memory(self.address, self.mapped_bytes, handle)
@@ -64,7 +65,12 @@ class CumemRegion:
         """The bytes for the CPU. CudaError where it cannot reach this GPU's memory."""
         assert self._fd >= 0, "region is closed"
         if self._view is None:
-            cudriver.give_access(self.address, self.mapped_bytes, None)
+            try:
+                cudriver.give_access(self.address, self.mapped_bytes, None)
+            except CudaError as error:
+                pci = cudriver.gpu(self.ordinal).pci
+                text = f"the CPU does not reach the memory of GPU {pci} ({error})"
+                raise CudaError(text, error.result) from error
             array = (ctypes.c_uint8 * self._size_bytes).from_address(self.address)
             self._view = memoryview(array).cast("B")
         return self._view
