@@ -45,5 +45,6 @@ say "the single file"
 "${CXX:-g++}" -std=c++17 -O2 -Wall -Wextra -Werror -static -s -o "$BUILD/launcher" \
     packaging/launcher.cpp -lzstd
 .venv/bin/python packaging/pack.py "$BUILD/launcher" "$BUILD/pdnode" "$OUT/pdnode"
-PDNODE_DIST=1 limited .venv/bin/python -m pytest -q tests/packaging/test_single_file.py
+PDNODE_DIST=1 limited .venv/bin/python -m pytest -q tests/packaging/test_single_file.py \
+    tests/packaging/test_single_unit.py
 ls -l "$OUT" >&2

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.nodes import free_ports
 from tests.support.own_systemd import WAIT_S, OwnSystemd, own_systemd, why_not
-from tests.support.units import UNITS
+from tests.support.units import UNITS, guide
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -76,12 +76,6 @@ address = "127.0.0.1:{other_port}"
 """
     systemd.write(CONFIG, config)
     return config
-
-
-def guide() -> list[str]:
-    """The commands of docs/operations.md; the last one enables and starts the unit."""
-    text = (UNITS.parent / "docs" / "operations.md").read_text().partition("**The units**")[2]
-    return text.partition("```text\n")[2].partition("```")[0].splitlines()
 
 
 def ask(port: int, max_tokens: int = 3) -> int:
