@@ -103,6 +103,7 @@ class PeerConfig:
     tls_certificate: str = ""  # credentials; all three or none
     tls_key: str = ""
     tls_ca: str = ""
+    tls_node_names: bool = False
     tls: PeerTls | None = field(default=None, repr=False)
     heartbeat_s: float = 0.5
     link_lost_s: float = 3.0

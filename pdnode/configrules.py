@@ -102,6 +102,8 @@ def _tls(config: Config) -> Iterator[Problem]:
     if missing and len(missing) < len(given):
         text = f"required with the other two: {', '.join(given)} are given together"
         yield from (Problem(f"peer.{name}", text) for name in missing)
+    if missing and peer.tls_node_names:
+        yield Problem("peer.tls_node_names", f"needs {', '.join(given)}")
 
 
 def _prefill_tables(config: Config) -> Iterator[Problem]:
@@ -246,7 +248,7 @@ NIC_RULES = (
 )
 CROSS_RULES = (
     Rule(("peer.listen", "peer.token_credential", "prefill"), _token),
-    Rule(("peer.tls_certificate", "peer.tls_key", "peer.tls_ca"), _tls),
+    Rule(("peer.tls_certificate", "peer.tls_key", "peer.tls_ca", "peer.tls_node_names"), _tls),
     Rule(("prefill",), _prefill_tables),
     Rule(("node.role", "node.when_no_prefill", "prefill"), _refuse_needs_prefill),
     Rule(("engine.chunk_tokens", "kv.page_tokens", "engine.device"), _chunks),

@@ -415,6 +415,7 @@ PEER = Table(
             reload=True,
             sample="/etc/pdnode/tls/ca.pem",
         ),
+        Key("tls_node_names", Flag(), False, "A certificate must name its node's id.", reload=True),
         Key("heartbeat_s", Number(0.05, 60), 0.5, "Time between two heartbeats."),
         Key("link_lost_s", Number(0.1, 600), 3.0, "A peer silent for so long is lost."),
         Key("stall_s", Number(0.1, 600), 3.0, "A NIC without progress for so long is lost."),

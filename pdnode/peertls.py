@@ -2,7 +2,9 @@
 
 import hashlib
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pdnode.secretfile import SecretError, read_file
 
@@ -54,6 +56,14 @@ def load_tls(*, certificate: str, key: str, ca: str) -> PeerTls:
     for data in (chain, private, authorities):
         digest.update(hashlib.sha256(data).digest())
     return PeerTls(digest.digest(), *contexts)
+
+
+def names_of(certificate: Mapping[str, Any]) -> frozenset[str]:
+    """DNS names and common name of a certificate, as `ssl.SSLSocket.getpeercert` gives it."""
+    names = {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"}
+    for part in certificate.get("subject", ()):
+        names |= {value for kind, value in part if kind == "commonName"}
+    return frozenset(names)
 
 
 def _read(key: str, credential: str, *, secret: bool) -> tuple[str, bytes]:

@@ -24,6 +24,7 @@ from pdnode.api.httplog import http_logger
 from pdnode.api.tlsgate import TlsGate
 from pdnode.config import PeerConfig
 from pdnode.core.wire import MAX_FRAME_BYTES, clip
+from pdnode.peertls import names_of
 
 LINK_PATH = "/peer/v1/link"
 MAX_OUTBOX_FRAMES = 2048
@@ -48,6 +49,7 @@ class LinkSocket:
     ) -> None:
         self.address = address
         self.cause = ""  # why `receive` returned None
+        self.names = names_of(ws.get_extra_info("peercert") or {})  # of its certificate
         self._ws = ws
         self._proved = proved
         self._outbox: deque[bytes] = deque()

@@ -37,6 +37,10 @@ class Transport(Protocol):
 
     @property
     def address(self) -> str: ...
+    @property
+    def names(self) -> frozenset[str]:
+        """In the peer's certificate; none without TLS."""
+
     def send(self, data: bytes) -> None: ...
     async def receive(self) -> bytes | None: ...
     def proved(self) -> None: ...
@@ -128,6 +132,11 @@ class PeerLink:
         self._applying = False
         self._timer: asyncio.TimerHandle | None = None
         self._finished = asyncio.Event()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """In the peer's certificate."""
+        return self._transport.names
 
     async def run(self) -> None:
         """Serves the link to its end: returns when the fence is confirmed."""

@@ -242,6 +242,9 @@ class PeerManager:
     # LinkOwner
 
     def link_admit(self, link: PeerLink, node: str) -> list[str]:
+        if self._peer_config.tls_node_names and node not in link.names:
+            named = ", ".join(sorted(link.names)) or "nothing"
+            return [f"tls_node_names: the certificate of {node} names {named}"]
         others = [
             other
             for other in self._links.values()

@@ -13,7 +13,9 @@ from pdnode.config import PeerConfig, PrefillConfig
 from pdnode.core import wire
 from pdnode.core.hello import wire_geometry
 from pdnode.messenger.peers import PeerManager
+from pdnode.peertls import load_tls
 from pdnode.types import Role
+from tests.support.certificates import Authority
 from tests.support.fake_fabric import Switch
 from tests.support.link_nodes import FAST, GEOMETRY, Node, hello, until
 from tests.support.relay import Relay
@@ -351,6 +353,50 @@ async def test_two_tables_that_name_one_node_do_not_fight() -> None:
     assert decode.listener.sessions[0].up
     await decode.stop()
     await prefill.stop()
+
+
+async def test_a_node_with_the_certificate_of_another_is_refused(tmp_path: Path) -> None:
+    """By the node that is dialled, where it would replace the real one, and by who dials."""
+    authority = Authority(tmp_path, "ca")
+
+    def peer(name: str, subject: str = "IP:127.0.0.1") -> PeerConfig:
+        certificate, key = map(str, authority.sign(name, subject))
+        tls = load_tls(certificate=certificate, key=key, ca=str(authority.path))
+        return replace(FAST, tls=tls, tls_node_names=True)
+
+    switch = Switch()
+    prefill = Node(switch, Role.PREFILL, node="pf", peer=peer("pf"))
+    await prefill.start()
+    table = (PrefillConfig("p0", "127.0.0.1", prefill.port),)
+    named = "IP:127.0.0.1,DNS:second"  # by its common name or by this one
+    nodes = [
+        Node(switch, Role.DECODE, node="first", peer=peer("first"), prefill=table),
+        Node(switch, Role.DECODE, node="second", peer=peer("any", named), prefill=table),
+    ]
+    for node in nodes:
+        await node.start()
+    await until(lambda: nodes[0].listener.sessions and nodes[1].listener.sessions)
+    false = Node(switch, Role.DECODE, node="first", peer=peer("stolen"), prefill=table)
+    await false.start()
+    await until(lambda: state(false.manager) == "refused")
+    said = false.manager.status()[0].last_error
+    assert "tls_node_names: the certificate of first names stolen" in said
+    found = {status.name: status.state for status in prefill.manager.status()}
+    assert found == {"first": "up", "second": "up"}
+    assert nodes[0].listener.kinds() == ["up"]
+    for node in (*nodes, false):
+        await node.stop()
+    await prefill.stop()
+
+    other = Node(switch, Role.PREFILL, node="other", peer=replace(peer("pf"), tls_node_names=False))
+    await other.start()
+    table = (PrefillConfig("p0", "127.0.0.1", other.port),)
+    dialler = Node(switch, Role.DECODE, node="first", peer=peer("first"), prefill=table)
+    await dialler.start()
+    await until(lambda: state(dialler.manager) == "refused")
+    assert "the certificate of other names pf" in dialler.manager.status()[0].last_error
+    await dialler.stop()
+    await other.stop()
 
 
 async def test_no_more_nodes_than_max_peers() -> None:
