@@ -66,13 +66,13 @@ def _serve(args: argparse.Namespace) -> int:
         allow_test_provider=args.allow_test_provider,
     )
     loaded = read()
-    from pdnode.confighost import check_host, resolve_nics
+    from pdnode.confighost import check_host, resolve_host
     from pdnode.obs import log
 
     problems = check_host(loaded.config)
     if problems:
         raise ConfigError(problems)
-    config = resolve_nics(loaded.config)
+    config = resolve_host(loaded.config)
     log.configure(level=config.node.log_level, log_format=config.node.log_format)
     from pdnode.daemon import node
     from pdnode.daemon.reload import ConfigSource

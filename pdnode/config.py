@@ -37,7 +37,7 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     device: str = "cpu"  # auto | cpu | cuda
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16 (auto: float32 on CPU)
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16 (auto: float32 on CPU, else bfloat16)
     tp: int = 1  # worker processes that share the model
     threads: int = AUTO  # of each worker
     chunk_tokens: int = 512  # token budget of a pass; a multiple of page_tokens
@@ -47,6 +47,7 @@ class EngineConfig:
     start_timeout_s: float = 300.0
     dp: int = 1  # TP groups, each with the whole model and pages of its own
     gpus: tuple[str, ...] = ()  # of the workers, group by group; empty: the first
+    device_reason: str = ""  # why it is this device; no key, set once the host was looked at
 
 
 @dataclass(frozen=True, slots=True)

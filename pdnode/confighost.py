@@ -15,6 +15,7 @@ import psutil
 
 from pdnode.config import Config, NicConfig
 from pdnode.configchoice import choose_nics, chooses, with_chosen_nics
+from pdnode.configdevice import with_device
 from pdnode.configgpu import gpu_problems
 from pdnode.configkinds import HostPort
 from pdnode.confignics import entries_problem, memlock_problem, nic_problems, nic_warnings
@@ -51,6 +52,11 @@ def _unresolved(config: Config) -> Iterator[tuple[int, NicConfig]]:
     """NICs whose address must be looked up; efa is opened by device name and needs none."""
     if config.fabric.provider != "efa":
         yield from ((i, nic) for i, nic in enumerate(config.fabric.nics) if not nic.address)
+
+
+def resolve_host(config: Config) -> Config:
+    """`config` with all that it leaves to this host. Raises as `with_device` and `resolve_nics`."""
+    return resolve_nics(with_device(config))
 
 
 def resolve_nics(config: Config) -> Config:
@@ -146,6 +152,11 @@ def _admin_problem(config: Config) -> Problem | None:
     return Problem("node.admin_socket", f"{directory} {state}; make it, or name another path")
 
 
+def _missing(error: DeviceMissing) -> Problem:
+    where, _, text = str(error).partition(": ")
+    return Problem(where, text, device=True)
+
+
 def check_host(config: Config) -> list[Problem]:
     """Everything that this host lacks for `config`: all of it, not the first."""
     problems = [
@@ -153,14 +164,19 @@ def check_host(config: Config) -> list[Problem]:
         for index, nic in _unresolved(config)
         if _first_address(nic.name) is None
     ]
+    try:
+        config = with_device(config)
+    except ConfigError as error:
+        problems += error.problems
+    except DeviceMissing as error:
+        problems.append(_missing(error))
     if not problems:
         try:
             config = resolve_nics(config)
         except ConfigError as error:
             problems += error.problems
         except DeviceMissing as error:
-            where, _, text = str(error).partition(": ")
-            problems.append(Problem(where, text, device=True))
+            problems.append(_missing(error))
     wanted = [(listener.where, listener.address) for listener in listeners(config)]
     for index, nic in enumerate(config.fabric.nics):
         if nic.address:

@@ -2,7 +2,8 @@
 
 A rule says which keys it reads and is skipped when one of them could not be read, so that one
 mistake gives one problem. `CROSS_RULES` run on a parsed file, `NIC_RULES` again once the addresses
-of the NICs have been looked up on the host (confighost.py).
+of the NICs have been looked up on the host (confighost.py), `DEVICE_RULES` once "auto" has become
+a device (configdevice.py).
 """
 
 import ipaddress
@@ -142,9 +143,24 @@ def _chunks(config: Config) -> Iterator[Problem]:
         )
 
 
-def _device(config: Config) -> Iterator[Problem]:
-    if config.engine.device == "cuda":
-        yield Problem("engine.device", 'this version has no CUDA engine; use "cpu" or "auto"')
+def dtypes(config: Config) -> tuple[str, str]:
+    """(weights and activations, KV) with "auto" resolved: what suits the device; KV as weights."""
+    short = config.engine.device == "cuda"
+    weights = config.engine.dtype
+    if weights == "auto":
+        weights = "bfloat16" if short else "float32"
+    return weights, weights if config.kv.dtype == "auto" else config.kv.dtype
+
+
+def _cuda_dtypes(config: Config) -> Iterator[Problem]:
+    """FlashInfer's kernels: 16 bits, and queries like keys."""
+    if config.engine.device != "cuda":
+        return
+    weights, kv = dtypes(config)
+    if weights == "float32":
+        yield Problem("engine.dtype", '"cuda" needs "bfloat16" or "float16"')
+    elif kv != weights:
+        yield Problem("kv.dtype", f'"cuda" needs that of engine.dtype, which is "{weights}"')
 
 
 def _gpus(config: Config) -> Iterator[Problem]:
@@ -238,6 +254,10 @@ def _provider(config: Config) -> Iterator[Problem]:
 
 
 TEST_PROVIDER_RULE = Rule(("fabric.provider",), _provider)
+DEVICE_RULES = (
+    Rule(("engine.chunk_tokens", "kv.page_tokens", "engine.device"), _chunks),
+    Rule(("engine.device", "engine.dtype", "kv.dtype"), _cuda_dtypes),
+)
 NIC_RULES = (
     Rule(("fabric.nics",), _nics_listed),
     Rule(("fabric.nics", "node.role", "peer.listen", "prefill"), _nic_addresses),
@@ -251,10 +271,9 @@ CROSS_RULES = (
     Rule(("peer.tls_certificate", "peer.tls_key", "peer.tls_ca", "peer.tls_node_names"), _tls),
     Rule(("prefill",), _prefill_tables),
     Rule(("node.role", "node.when_no_prefill", "prefill"), _refuse_needs_prefill),
-    Rule(("engine.chunk_tokens", "kv.page_tokens", "engine.device"), _chunks),
-    Rule(("engine.device",), _device),
     Rule(("engine.gpus", "engine.tp", "engine.dp"), _gpus),
     Rule(("kv.region", "kv.canary_pages", "peer.verify", "fabric.provider", "node.role"), _region),
+    *DEVICE_RULES,
     Rule(("peer.heartbeat_s", "peer.link_lost_s"), _heartbeat),
     *NIC_RULES,
 )

@@ -143,9 +143,15 @@ ENGINE = Table(
             "device",
             Choice((AUTO_WORD, "cpu", "cuda")),
             "cpu",
-            "Where the model runs. This version has the CPU engine only.",
+            "Where the model runs. auto: on a GPU if driver, CUDA torch, cuda-python and FlashInfer "
+            "are there, else on the CPU. The CUDA engine has not yet run on a GPU: docs/gpu.md.",
         ),
-        Key("dtype", _DTYPES, AUTO_WORD, "Of weights and activations. auto: float32 on CPU."),
+        Key(
+            "dtype",
+            _DTYPES,
+            AUTO_WORD,
+            "Of weights and activations. auto: float32 on CPU, bfloat16 on CUDA.",
+        ),
         Key(
             "tp",
             Integer(1, 64),

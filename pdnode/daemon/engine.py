@@ -10,7 +10,7 @@ import msgspec
 
 from pdnode.config import Config
 from pdnode.confignics import PINNING_PROVIDERS
-from pdnode.configrules import page_tokens
+from pdnode.configrules import dtypes, page_tokens
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.pages import PageCounts, PagePool
 from pdnode.core.schedule import Scheduler
@@ -78,12 +78,6 @@ class Engine:
         await asyncio.gather(*(group.worker.close() for group in self.groups))
 
 
-def dtypes(config: Config) -> tuple[str, str]:
-    """(weights and activations, KV): what is named, else float32 on CPU and KV as the weights."""
-    weights = "float32" if config.engine.dtype == "auto" else config.engine.dtype
-    return weights, weights if config.kv.dtype == "auto" else config.kv.dtype
-
-
 async def start_engine(
     config: Config,
     wake_fds: Sequence[int],
@@ -99,6 +93,10 @@ async def start_engine(
     event(
         _log, logging.INFO, "kv.region", "KV pages are in this kind of memory",
         kind=region.kind, reason=region.reason,
+    )  # fmt: skip
+    event(
+        _log, logging.INFO, "engine.device", "the engine runs on this device",
+        device=config.engine.device, reason=config.engine.device_reason,
     )  # fmt: skip
     workers: list[WorkerGroup] = []
     try:

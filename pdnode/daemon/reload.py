@@ -62,11 +62,14 @@ class Reloader:
     listener: ApiListener
 
     def _in_effect(self, new: Config) -> Config:
-        """The NICs of the running configuration are resolved, and cannot have changed; its role is
-        another one where an operator has changed it."""
+        """NICs and device of the running configuration are resolved, and cannot have changed; its
+        role is another one where an operator has changed it."""
         now = self.parts.config
         node = dataclasses.replace(new.node, role=now.node.role)
-        return dataclasses.replace(new, node=node, fabric=now.fabric)
+        engine = dataclasses.replace(
+            new.engine, device=now.engine.device, device_reason=now.engine.device_reason
+        )
+        return dataclasses.replace(new, node=node, engine=engine, fabric=now.fabric)
 
     def problems(self, new: Config) -> list[Problem]:
         """What of `new` does not go with the role that this node has now."""

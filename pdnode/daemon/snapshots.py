@@ -7,8 +7,8 @@ from itertools import islice
 import msgspec
 
 from pdnode import __version__
+from pdnode.configrules import dtypes
 from pdnode.core.wire import PROTOCOL_MAX, PROTOCOL_MIN
-from pdnode.daemon.engine import dtypes
 from pdnode.daemon.figures import Figures
 from pdnode.daemon.snapshot_peers import build_nics, build_peers
 from pdnode.daemon.snapshot_work import build_requests, build_transfers, oldest_s
@@ -127,6 +127,8 @@ class Snapshots:
             context_tokens=context_tokens,
             page_tokens=geometry.page_tokens,
             kv_bytes_per_token=page_bytes // geometry.page_tokens,
+            device=parts.config.engine.device,
+            device_reason=parts.config.engine.device_reason,
         )
 
     def _pages(self) -> form.Pages | None:

@@ -55,6 +55,8 @@ class Model(Record, frozen=True, kw_only=True):
     context_tokens: int | None = None
     page_tokens: int | None = None
     kv_bytes_per_token: int | None = None
+    device: str | None = None  # cpu | cuda
+    device_reason: str = ""  # why it is this one
 
 
 class Queue(Record, frozen=True, kw_only=True):
