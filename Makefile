@@ -9,7 +9,7 @@ SUITES := tidy unit property sim memory host fabric shardings engine cuda api tu
 CHECK_SUITES := tidy unit property sim
 PATHS := pdnode tui tests scripts packaging
 
-.PHONY: setup build demo test tsan check format tidy parity sim fuzz soak faults soak-fabric docs model fronts dist clean
+.PHONY: setup build demo test tsan check format tidy parity sim fuzz soak faults soak-fabric docs gpu-signatures model fronts dist clean
 .DEFAULT_GOAL := check
 
 setup:
@@ -71,6 +71,10 @@ format: setup
 
 tidy: setup
 	@scripts/suites.sh tidy
+
+# Fetches FlashInfer (100 MB) and cuda-python, without what they depend on.
+gpu-signatures: setup
+	@$(BIN)/python scripts/gpu_signatures.py build/gpu-signatures
 
 docs: setup
 	@$(BIN)/python scripts/config_docs.py

@@ -143,8 +143,8 @@ ENGINE = Table(
             "device",
             Choice((AUTO_WORD, "cpu", "cuda")),
             "cpu",
-            "Where the model runs. auto: on a GPU if driver, CUDA torch, cuda-python and FlashInfer "
-            "are there, else on the CPU. The CUDA engine has not yet run on a GPU: docs/gpu.md.",
+            "Where the model runs. auto: on a GPU if driver, CUDA torch, cuda-python and "
+            "FlashInfer are there, else on the CPU. Not yet run on a GPU: docs/gpu.md.",
         ),
         Key(
             "dtype",

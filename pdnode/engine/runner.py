@@ -1,15 +1,21 @@
 """Runs steps: page tables per sequence, the ragged batch of a pass, the forward pass, the draws."""
 
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 
 import torch
 
 from pdnode.core.geometry import KvGeometry
 from pdnode.engine.attention import AttentionBackend, Segment
+from pdnode.engine.graphs import DecodeGraphs
 from pdnode.engine.protocol import Drawn, Scored, SequenceStep, Step, StepDone
-from pdnode.engine.sampler import sample, score
+from pdnode.engine.sampler import Sampler, sample_each, score
 from pdnode.models.decoder import Decoder
+
+
+def nothing() -> None:
+    """What is done where there is nothing to do."""
 
 
 class Runner:
@@ -27,14 +33,23 @@ class Runner:
         attention: AttentionBackend,
         geometry: KvGeometry,
         layer_done: Callable[[], None],
+        *,
+        sampler: Sampler = sample_each,
+        graphs: DecodeGraphs | None = None,
+        finish: Callable[[], None] = nothing,
     ) -> None:
-        """`layer_done` is called once per layer of each pass, when its K and V are final."""
+        """`layer_done` is called once per layer of each pass, when its K and V are final; a pass
+        of `graphs` has that recorded. `finish` waits until the device has done all of a pass.
+        """
         self._model = model
         self._attention = attention
         self._geometry = geometry
         self._layer_done = layer_done
+        self._sampler = sampler
+        self._graphs = graphs
+        self._finish = finish
         self._leads = model.ranks.rank == 0
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, array[int]] = {}
         self.launched = 0
 
     def run(self, step: Step) -> StepDone:
@@ -46,23 +61,36 @@ class Runner:
             self._tables.pop(sequence, None)
         segments = [self._segment(part) for part in step.sequences]
         assert segments, "a step without sequences"
-        self._attention.plan(segments)
         tokens = [token for part in step.sequences for token in part.tokens]
-        positions = torch.cat([torch.arange(s.start, s.start + s.count) for s in segments])
         read = any(part.sampling or part.scoring for part in step.sequences)
-        hidden = self._model.forward(
-            torch.tensor(tokens), positions, self._attention, self._layer_done, kv_only=not read
-        )
+        hidden = self._forward(tokens, segments, kv_only=not read)
         drawn = self._draw(step, hidden)
         scored = self._score(step, hidden)
+        self._finish()
         return StepDone(step.pass_id, drawn, time.perf_counter() - began, scored)
+
+    def _forward(
+        self, tokens: Sequence[int], segments: Sequence[Segment], *, kv_only: bool
+    ) -> torch.Tensor:
+        if self._graphs is not None and not kv_only and self._graphs.fits(segments):
+            return self._graphs.run(tokens, segments)
+        self._attention.plan(segments)
+        positions = torch.cat([torch.arange(s.start, s.start + s.count) for s in segments])
+        device = self._model.device
+        return self._model.forward(
+            torch.tensor(tokens).to(device),
+            positions.to(device),
+            self._attention,
+            self._layer_done,
+            kv_only=kv_only,
+        )
 
     def _segment(self, part: SequenceStep) -> Segment:
         """Take a sequence's new pages into its table, and check what the pass asks of it."""
-        table = self._tables.setdefault(part.sequence, [])
+        table = self._tables.setdefault(part.sequence, array("i"))
         for page in part.new_pages:
             assert 0 <= page < self._geometry.pages, f"page {page} of {self._geometry.pages}"
-        table += part.new_pages
+        table.extend(part.new_pages)
         config = self._model.config
         end = part.start + len(part.tokens)
         assert part.tokens, f"sequence {part.sequence} without tokens"
@@ -74,22 +102,24 @@ class Runner:
 
     def _draw(self, step: Step, hidden: torch.Tensor) -> list[Drawn]:
         rows: list[int] = []
+        wanted: list[SequenceStep] = []
         row = -1
         for part in step.sequences:
             row += len(part.tokens)
             if part.sampling is not None:
                 rows.append(row)
+                wanted.append(part)
         if not rows:
             return []
-        logits = iter(self._model.logits(hidden[rows]))
-        drawn: list[Drawn] = []
+        logits = self._model.logits(hidden[torch.tensor(rows, device=hidden.device)])
         if not self._leads:
-            return drawn
-        for part in step.sequences:
-            if part.sampling is not None:
-                token, logprob, top = sample(next(logits), part.sampling)
-                drawn.append(Drawn(part.sequence, token, logprob, top))
-        return drawn
+            return []
+        samplings = [part.sampling for part in wanted if part.sampling is not None]
+        drawn = self._sampler(logits, samplings)
+        return [
+            Drawn(part.sequence, token, logprob, top)
+            for part, (token, logprob, top) in zip(wanted, drawn, strict=True)
+        ]
 
     def _score(self, step: Step, hidden: torch.Tensor) -> list[Scored]:
         scored: list[Scored] = []

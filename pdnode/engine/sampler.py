@@ -2,13 +2,16 @@
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pdnode.engine.protocol import LogitChanges, Sampling
+
+Sampler = Callable[[Tensor, Sequence[Sampling]], list["Draw"]]
+"""Draws one token for each row of logits [B, vocabulary] float32; as `sample_each`."""
 
 _SCORED_ROWS = 64
 """Rows whose logits are there at once: 32 MiB for a vocabulary of 128 k."""
@@ -40,31 +43,47 @@ def sample(logits: Tensor, sampling: Sampling) -> Draw:
     then one uniform number. Log probabilities know of none of this.
     FloatingPointError if the logits are not finite.
     """
+    check_finite(logits)
+    allowed = restricted(logits, sampling)
+    token = int(allowed.argmax()) if sampling.temperature == 0 else _draw(allowed, sampling)
+    total = logits.logsumexp(dim=0)
+    top = likeliest(logits.unsqueeze(0), total.unsqueeze(0), sampling.logprobs)[0]
+    return Draw(token, float(logits[token] - total), top)
+
+
+def sample_each(logits: Tensor, samplings: Sequence[Sampling]) -> list[Draw]:
+    """`sample` for each row of `logits` [B, vocabulary]."""
+    return [sample(row, sampling) for row, sampling in zip(logits, samplings, strict=True)]
+
+
+def check_finite(logits: Tensor) -> None:
+    """FloatingPointError if they are not."""
     if not bool(torch.isfinite(logits).all()):
         raise FloatingPointError("logits are not finite")
+
+
+def restricted(logits: Tensor, sampling: Sampling) -> Tensor:
+    """`logits` [vocabulary] with the changes, and -inf where a token is banned; a copy if any."""
     allowed = logits
     if sampling.changes is not None:
         allowed = changed(logits, sampling.changes)
     if sampling.banned:
         allowed = logits.clone() if allowed is logits else allowed
-        allowed[torch.tensor(sampling.banned)] = -torch.inf
-    token = int(allowed.argmax()) if sampling.temperature == 0 else _draw(allowed, sampling)
-    total = logits.logsumexp(dim=0)
-    top = _likeliest(logits.unsqueeze(0), total.unsqueeze(0), sampling.logprobs)[0]
-    return Draw(token, float(logits[token] - total), top)
+        allowed[torch.tensor(sampling.banned, device=logits.device)] = -torch.inf
+    return allowed
 
 
 def changed(logits: Tensor, changes: LogitChanges) -> Tensor:
     """A copy of `logits` [vocabulary] with the repetition penalty, then the additions."""
     out = logits.clone()
-    repeated = _unpacked(changes.repeated, torch.int32).long()
+    repeated = _unpacked(changes.repeated, torch.int32, logits.device).long()
     if len(repeated):
         of_repeated = out[repeated]
         divided = of_repeated / changes.repetition
         out[repeated] = torch.where(of_repeated > 0, divided, of_repeated * changes.repetition)
-    biased = _unpacked(changes.biased, torch.int32).long()
+    biased = _unpacked(changes.biased, torch.int32, logits.device).long()
     if len(biased):
-        out[biased] += _unpacked(changes.bias, torch.float32)
+        out[biased] += _unpacked(changes.bias, torch.float32, logits.device)
     return out
 
 
@@ -78,15 +97,15 @@ def score(
     found: list[float] = []
     tops: list[list[tuple[int, float]]] = []
     for first in range(0, len(targets), _SCORED_ROWS):
-        part = torch.tensor(targets[first : first + _SCORED_ROWS])
+        part = torch.tensor(targets[first : first + _SCORED_ROWS], device=hidden.device)
         rows = logits(hidden[first : first + len(part)])
         totals = rows.logsumexp(dim=1)
         found += (rows.gather(1, part.unsqueeze(1)).squeeze(1) - totals).tolist()
-        tops += _likeliest(rows, totals, top)
+        tops += likeliest(rows, totals, top)
     return found, tops
 
 
-def _likeliest(rows: Tensor, totals: Tensor, count: int) -> list[list[tuple[int, float]]]:
+def likeliest(rows: Tensor, totals: Tensor, count: int) -> list[list[tuple[int, float]]]:
     """The `count` likeliest (token, log probability) of each row of logits; `totals`: their
     logsumexp."""
     if not count:
@@ -99,9 +118,10 @@ def _likeliest(rows: Tensor, totals: Tensor, count: int) -> list[list[tuple[int,
     ]
 
 
-def _unpacked(data: bytes, dtype: torch.dtype) -> Tensor:
+def _unpacked(data: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
     # A copy, because torch warns of memory that cannot be written to; it refuses an empty one.
-    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    found = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return found.to(device)
 
 
 def _draw(logits: Tensor, sampling: Sampling) -> int:

@@ -89,6 +89,12 @@ class ModelConfig:
             pages=pages,
         )
 
+    @property
+    def attention_scale(self) -> float:
+        """Of the scores, before the softmax."""
+        factor = self.rope_scaling.softmax_factor if self.latent else 1.0
+        return float(self.head_dim**-0.5 * factor)
+
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
 

@@ -6,6 +6,7 @@ Letters: N tokens of a pass, E hidden size, V vocabulary. Weights are `[out, in]
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -99,11 +100,16 @@ class Decoder:
         # [V of this rank, E]
         self._head = self._embedding if config.tied_embeddings else take("lm_head.weight")
         turned = config.latent.rope_dim if config.latent else config.head_dim
-        self._rope = Rope(turned, config.rope_theta, config.rope_scaling)
+        self._rope = Rope(turned, config.rope_theta, config.rope_scaling, self.device)
 
     @property
     def ranks(self) -> Ranks:
         return self._ranks
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights, and of all that goes in and out."""
+        return self._embedding.device
 
     def forward(
         self,

@@ -16,6 +16,7 @@ from pdnode.models.tensors import Wanted
 from pdnode.models.weight_files import weight_files
 
 _STORED_DTYPES = ("F32", "BF16", "F16")
+CPU = torch.device("cpu")
 _SHOWN = 5  # tensor names in one message
 
 
@@ -24,10 +25,12 @@ def load_model(
     config: ModelConfig,
     dtype: torch.dtype,
     *,
+    device: torch.device = CPU,
     ranks: Ranks | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Decoder:
-    """Read, check and join this rank's weights as `dtype`. `progress` gets the share read, 0..1.
+    """Read, check and join this rank's weights as `dtype` on `device`. `progress` gets the share
+    read, 0..1.
 
     ConfigError names tensors that are missing, unexpected, or not shaped as config.json says, and
     sizes that `ranks` cannot share.
@@ -36,7 +39,11 @@ def load_model(
     if problems := config.tp_problems(ranks.tp):
         raise ConfigError(problems)
     wanted = wanted_tensors(config, ranks)
-    tensors = _read_all(model_path, config, wanted, dtype, progress)
+
+    def part(stored: Any, one: Wanted) -> Tensor:  # noqa: ANN401
+        return _part(stored, one, dtype).to(device)
+
+    tensors = _read_all(model_path, config, wanted, part, progress)
     # What is joined with others is dropped as it is joined.
     return Decoder(config, tensors.pop, ranks)
 
@@ -45,7 +52,7 @@ def _read_all(
     model_path: Path,
     config: ModelConfig,
     wanted: dict[str, Wanted],
-    dtype: torch.dtype,
+    part: Callable[[Any, Wanted], Tensor],
     progress: Callable[[float], None],
 ) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
@@ -58,7 +65,7 @@ def _read_all(
             continue
         if text := _unfit(stored, wanted[name]):
             problems.append(Problem(f"tensor {name}", text))
-        tensors[name] = torch.empty(0) if text else _part(stored, wanted[name], dtype)
+        tensors[name] = torch.empty(0) if text else part(stored, wanted[name])
         progress(len(tensors) / len(wanted))
     for what, names in (
         ("missing", sorted(wanted.keys() - tensors.keys())),

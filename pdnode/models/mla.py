@@ -81,7 +81,7 @@ class LatentAttention:
         self._up = LatentUp(
             keys=up[:, : latent.plain_dim].contiguous(),
             values=up[:, latent.plain_dim :].contiguous(),
-            scale=config.head_dim**-0.5 * config.rope_scaling.softmax_factor,
+            scale=config.attention_scale,
         )
         self._output = take("o_proj.weight")
         self._output_bias = bias("o_proj")

@@ -55,8 +55,9 @@ def _yarn_kept(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
 class Rope:
     """The rotary positions of a model whose heads turn `dim` of their numbers."""
 
-    def __init__(self, dim: int, theta: float, scaling: RopeScaling) -> None:
-        self._frequencies = inverse_frequencies(dim, theta, scaling)
+    def __init__(self, dim: int, theta: float, scaling: RopeScaling, device: torch.device) -> None:
+        """`device`: where positions come from."""
+        self._frequencies = inverse_frequencies(dim, theta, scaling).to(device)
         self._amplitude = scaling.amplitude
 
     def turn(self, positions: Tensor, dtype: torch.dtype) -> Turn:

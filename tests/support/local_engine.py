@@ -1,14 +1,14 @@
 """A model in this process, without a worker: what parity and attention tests drive."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from pdnode.core.geometry import KvGeometry
-from pdnode.engine.attention import Segment, TorchAttention
+from pdnode.engine.attention import AttentionBackend, Segment, TorchAttention
 from pdnode.engine.protocol import Drawn, Sampling, SequenceStep, Step, StepDone
 from pdnode.engine.runner import Runner
 from pdnode.memory.layout import TORCH_DTYPES, LayerViews, region_views
@@ -33,11 +33,12 @@ class LocalEngine:
     page_tokens: int = 16
     dtype: str = "float32"
     seed: int = 0
+    attend: Callable[[list[LayerViews], KvGeometry], AttentionBackend] | None = None  # None: torch
     raised: int = 0
     geometry: KvGeometry = field(init=False)
     memory: torch.Tensor = field(init=False)
     views: list[LayerViews] = field(init=False)
-    attention: TorchAttention = field(init=False)
+    attention: AttentionBackend = field(init=False)
     runner: Runner = field(init=False)
     free: list[int] = field(init=False)
     _passes: int = 0
@@ -49,7 +50,11 @@ class LocalEngine:
         )
         self.memory = torch.zeros(self.geometry.region_bytes, dtype=torch.uint8)
         self.views = region_views(self.memory, self.geometry)
-        self.attention = TorchAttention(self.views, self.geometry, TORCH_DTYPES[self.dtype])
+        self.attention = (
+            TorchAttention(self.views, self.geometry, TORCH_DTYPES[self.dtype])
+            if self.attend is None
+            else self.attend(self.views, self.geometry)
+        )
         self.runner = Runner(self.model, self.attention, self.geometry, self._raise)
         self.free = list(range(self.pages))
         random.Random(self.seed).shuffle(self.free)
