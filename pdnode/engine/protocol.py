@@ -168,3 +168,4 @@ COUNTER_PAGE_BYTES = 4096
 COUNTER_OFFSET = 0  # u64, the layer counter
 SLEEPING_OFFSET = 64  # u32 per device group, 64 bytes apart: nonzero while that thread sleeps
 MAX_GROUPS = 16
+SILENT_OFFSET = 2048  # u32: nonzero where raising wakes no thread, since a GPU does it

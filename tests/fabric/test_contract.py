@@ -81,6 +81,7 @@ def test_the_counter_page_has_one_layout() -> None:
     assert int(numbers["kCounterPageBytes"]) == protocol.COUNTER_PAGE_BYTES
     assert int(numbers["kSleepingOffset"]) == protocol.SLEEPING_OFFSET
     assert int(numbers["kMaxGroups"]) == protocol.MAX_GROUPS
+    assert int(numbers["kSilentOffset"]) == protocol.SILENT_OFFSET
     assert protocol.COUNTER_OFFSET == 0
 
 

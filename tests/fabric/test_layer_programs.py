@@ -1,6 +1,8 @@
 """Layer programs, driven by the counter of another process."""
 
+import mmap
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -9,6 +11,12 @@ from itertools import pairwise
 
 import pytest
 
+from pdnode.engine.protocol import (
+    COUNTER_OFFSET,
+    COUNTER_PAGE_BYTES,
+    SILENT_OFFSET,
+    SLEEPING_OFFSET,
+)
 from tests.fabric.fabric_node import PROVIDERS, Node, immediate, join
 
 LAYERS = 6
@@ -166,3 +174,29 @@ def test_a_removed_counter_fails_what_waits_for_it(setting: tuple[Node, Node, Wo
     sender.fabric.remove_counter(worker.number)
     assert sender.wait("failed", transfer=1).text == "the layer counter is gone"
     sender.wait("settled", transfer=1)
+
+
+def test_a_silent_counter_is_looked_at_while_the_thread_sleeps() -> None:
+    """A GPU stores the counter and wakes nobody. Each of many raises comes while the thread sleeps,
+    which without the mark in the page would be half a second each."""
+    layers = 60
+    sender, target = (Node("tcp", pages=1, layers=layers) for _ in range(2))
+    number, _, fd = sender.counter()
+    join(sender, target)
+    with mmap.mmap(fd, COUNTER_PAGE_BYTES) as page:
+        struct.pack_into("<I", page, SILENT_OFFSET, 1)
+        sender.fabric.open_transfer(1, 1, immediate(1, 0))
+        target.fabric.arm(1, 0, 1, layers)
+        sender.submit(1, [(0, 0, 1)], counter=number)
+        sender.fabric.finish(1)
+        end = time.monotonic() + layers * 0.5 / 2
+        for raised in range(1, layers + 1):
+            while not struct.unpack_from("<I", page, SLEEPING_OFFSET)[0]:
+                assert time.monotonic() < end
+            struct.pack_into("<Q", page, COUNTER_OFFSET, raised)
+            while target.fabric.statistics()["received_units"] < raised:
+                assert time.monotonic() < end, f"{raised} layers in half the time of as many sleeps"
+    os.close(fd)
+    assert target.wait("reached", slot=1).count == layers
+    sender.close()
+    target.close()

@@ -237,6 +237,12 @@ bool Group::counters_moved() const {
   });
 }
 
+bool Group::awaits_silent() const {
+  return std::any_of(watches_.begin(), watches_.end(), [](const auto& watch) {
+    return !watch->armed.empty() && watch->page->silent();
+  });
+}
+
 void Group::set_sleeping(uint32_t value) {
   sleeping_.store(value != 0, std::memory_order_relaxed);
   for (auto& watch : watches_) {
@@ -268,7 +274,7 @@ bool Group::block(int timeout_ms) {
   std::vector<pollfd> waits = {{wake_.get(), POLLIN, 0}};
   // A wait object that is always ready, or a provider that always has something to read but never
   // gives it, must not cost a core.
-  bool nap = empty_wakeups_ >= kMostEmptyWakeups;
+  bool nap = empty_wakeups_ >= kMostEmptyWakeups || awaits_silent();
   for (auto& nic : nics) {
     if (!nic->dead.empty()) continue;
     if (nic->queues.cq_fd < 0 || (nic->queues.eq && nic->queues.eq_fd < 0)) {

@@ -122,6 +122,7 @@ class Group {
   bool block(int timeout_ms);
   void set_sleeping(uint32_t value);
   bool counters_moved() const;
+  bool awaits_silent() const;  // a layer whose raise wakes nobody
   int sleep_timeout_ms(int64_t now) const;
 
   // group_session.cpp

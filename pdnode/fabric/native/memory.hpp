@@ -17,6 +17,7 @@ constexpr size_t kCounterPageBytes = 4096;
 constexpr size_t kSleepingOffset = 64;
 constexpr size_t kSleepingStride = 64;
 constexpr int kMaxGroups = 16;
+constexpr size_t kSilentOffset = 2048;
 
 class Mapping {
  public:
@@ -74,6 +75,11 @@ class CounterPage {
   std::atomic<uint32_t>& sleeping(int group) const {
     return *reinterpret_cast<std::atomic<uint32_t>*>(
         memory_->data() + kSleepingOffset + kSleepingStride * static_cast<size_t>(group));
+  }
+  // Who raises cannot wake a thread that sleeps (a GPU).
+  bool silent() const {
+    return reinterpret_cast<const std::atomic<uint32_t>*>(memory_->data() + kSilentOffset)
+               ->load(std::memory_order_relaxed) != 0;
   }
 
  private:
