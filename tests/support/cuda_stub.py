@@ -22,14 +22,19 @@ RUN_S = 60.0
 _SOURCES = ROOT / "tests/memory/stub_cuda"
 
 
-@functools.cache
 def bindings() -> Path:
-    """The folder with cuda-python; skips the test, in a line, where it cannot be fetched."""
-    folder = ROOT / "build" / BINDINGS.replace("==", "-")
+    """The folder with cuda-python."""
+    return fetched(BINDINGS)
+
+
+@functools.cache
+def fetched(package: str) -> Path:
+    """A folder with a package; skips the test, in a line, where it cannot be fetched."""
+    folder = ROOT / "build" / package.replace("==", "-")
     if folder.is_dir():
         return folder
     fresh = folder.with_suffix(f".{os.getpid()}")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(fresh), BINDINGS]
+    command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(fresh), package]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_S, check=False
@@ -41,7 +46,7 @@ def bindings() -> Path:
     except subprocess.TimeoutExpired:
         text = f"not within {INSTALL_S:g} s"
     shutil.rmtree(fresh, ignore_errors=True)
-    return pytest.skip(f"{BINDINGS} cannot be fetched: {text}")
+    return pytest.skip(f"{package} cannot be fetched: {text}")
 
 
 @functools.cache
