@@ -47,6 +47,7 @@ class EngineConfig:
     start_timeout_s: float = 300.0
     dp: int = 1  # TP groups, each with the whole model and pages of its own
     gpus: tuple[str, ...] = ()  # of the workers, group by group; empty: the first
+    cuda_graphs: bool = True
     device_reason: str = ""  # why it is this device; no key, set once the host was looked at
 
 

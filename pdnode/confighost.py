@@ -170,6 +170,8 @@ def check_host(config: Config) -> list[Problem]:
         problems += error.problems
     except DeviceMissing as error:
         problems.append(_missing(error))
+        engine = dataclasses.replace(config.engine, device="cpu")  # said once is enough
+        config = dataclasses.replace(config, engine=engine)
     if not problems:
         try:
             config = resolve_nics(config)

@@ -163,6 +163,11 @@ def _cuda_dtypes(config: Config) -> Iterator[Problem]:
         yield Problem("kv.dtype", f'"cuda" needs that of engine.dtype, which is "{weights}"')
 
 
+def _cuda_region(config: Config) -> Iterator[Problem]:
+    if config.engine.device == "cuda" and config.kv.region == RegionKind.MEMFD:
+        yield Problem("kv.region", 'engine.device "cuda" needs "auto", "staged" or "cumem"')
+
+
 def _gpus(config: Config) -> Iterator[Problem]:
     engine = config.engine
     if engine.gpus and len(engine.gpus) != engine.tp * engine.dp:
@@ -257,6 +262,7 @@ TEST_PROVIDER_RULE = Rule(("fabric.provider",), _provider)
 DEVICE_RULES = (
     Rule(("engine.chunk_tokens", "kv.page_tokens", "engine.device"), _chunks),
     Rule(("engine.device", "engine.dtype", "kv.dtype"), _cuda_dtypes),
+    Rule(("engine.device", "kv.region"), _cuda_region),
 )
 NIC_RULES = (
     Rule(("fabric.nics",), _nics_listed),

@@ -205,6 +205,13 @@ ENGINE = Table(
             (),
             "GPUs of the workers, by group: PCI addresses, UUIDs or numbers. Empty: the first.",
         ),
+        Key(
+            "cuda_graphs",
+            Flag(),
+            True,
+            "Record decode passes on CUDA once per batch size and replay them. Not with experts, "
+            "not with tp above 1.",
+        ),
     ),
 )
 

@@ -9,6 +9,7 @@ imported without 1.7 GB of dependencies, so its signatures are read from its sou
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -86,7 +87,8 @@ def _pip(*arguments: str | Path) -> None:
 def _wanted(name: str) -> bool:
     """Calls of the driver that some file of ours names."""
     root = Path(__file__).parent.parent / "pdnode"
-    return any(f'"{name}"' in path.read_text(encoding="utf-8") for path in root.rglob("*.py"))
+    word = re.compile(rf"\b{name}\b")
+    return any(word.search(path.read_text(encoding="utf-8")) for path in root.rglob("*.py"))
 
 
 def _write(package: str, version: str, how: str, calls: dict[str, Parameters]) -> None:

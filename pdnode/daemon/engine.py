@@ -148,6 +148,9 @@ def _init(config: Config, cpus: Sequence[int], pages: int) -> Init:
         tp=tp,
         sharers=tp * config.engine.dp,
         huge_pages=config.fabric.provider in PINNING_PROVIDERS,
+        device=config.engine.device,
+        graph_rows=config.engine.max_running if config.engine.cuda_graphs else 0,
+        cache_dir=str(config.node.cache_dir / "kernels"),
     )
 
 

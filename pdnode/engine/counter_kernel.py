@@ -30,8 +30,8 @@ extern "C" __global__ void raise_layer(unsigned long long* count,
 """
 
 
-def compile_kernel(architecture: str, *, form: str = "CUBIN") -> bytes:
-    """`SOURCE` for an architecture: code for "sm_…", or (form "PTX") text for "compute_…".
+def compile_kernel(architecture: str) -> bytes:
+    """`SOURCE` for an architecture: code for "sm_…", PTX, which is text, for "compute_…".
 
     CudaError, with the compiler's log, if it cannot be compiled or NVRTC is missing.
     """
@@ -46,8 +46,12 @@ def compile_kernel(architecture: str, *, form: str = "CUBIN") -> bytes:
             _checked("nvrtcGetProgramLog", nvrtc, program, log)
             said = log.decode(errors="replace").rstrip("\0\n")
             raise CudaError(f"{error}: {said}") from None
-        code = bytearray(_checked(f"nvrtcGet{form}Size", nvrtc, program))
-        _checked(f"nvrtcGet{form}", nvrtc, program, code)
+        if architecture.startswith("compute"):
+            code = bytearray(_checked("nvrtcGetPTXSize", nvrtc, program))
+            _checked("nvrtcGetPTX", nvrtc, program, code)
+        else:
+            code = bytearray(_checked("nvrtcGetCUBINSize", nvrtc, program))
+            _checked("nvrtcGetCUBIN", nvrtc, program, code)
         _checked("nvrtcDestroyProgram", nvrtc, program)
     except ImportError as error:
         raise CudaError(f"cuda-python cannot be imported: {error}") from error

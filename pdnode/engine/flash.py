@@ -73,7 +73,7 @@ class FlashAttention:
         else:
             group = shape.heads // geometry.heads_per_rank
             self._decode = _decode_wrapper(flashinfer, workspace, group, fixed)
-            self._prefill = None
+            self._prefill: Any = None  # where none of several rows can come
             if fixed is None:
                 self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
                     workspace, kv_layout="HND", backend="fa2"

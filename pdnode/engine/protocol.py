@@ -34,7 +34,10 @@ class Init(Frame, frozen=True, tag="init"):
     tp: int = 1
     sharers: int = 1  # workers of this node: an automatic pool is shared among them
     region_kind: str = "memfd"  # types.RegionKind: what the region's descriptor is
-    gpus: tuple[str, ...] = ()  # one a rank: number, PCI address or UUID; empty: none is used
+    gpus: tuple[str, ...] = ()  # one a rank: number, PCI address or UUID; empty: by rank, if any
+    device: str = "cpu"  # that passes run on: cpu | cuda
+    graph_rows: int = 0  # most rows of a decode pass that is recorded (CUDA); 0: none is
+    cache_dir: str = ""  # for kernels that are compiled at run time; empty: as the tools choose
 
 
 class Ready(Frame, frozen=True, tag="ready"):

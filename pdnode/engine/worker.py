@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,9 @@ import msgspec
 import torch
 
 from pdnode.core.geometry import DTYPE_BYTES, KvGeometry
-from pdnode.engine.attention import AttentionBackend, TorchAttention
+from pdnode.engine.attention import AttentionBackend
+from pdnode.engine.backend import Backend, CpuBackend
+from pdnode.engine.cuda import CudaBackend
 from pdnode.engine.protocol import (
     COUNTER_PAGE_BYTES,
     MAX_FRAME_BYTES,
@@ -38,25 +40,21 @@ from pdnode.engine.protocol import (
     WorkerError,
 )
 from pdnode.engine.ranks import join
-from pdnode.engine.runner import Runner
+from pdnode.engine.runner import Runner, nothing
 from pdnode.engine.staged import StagedAttention
 from pdnode.errors import ConfigError, PdnodeError, Problem
-from pdnode.fabric._native import LayerCounter
 from pdnode.memory.cumem import CumemRegion, NicWrites
 from pdnode.memory.handover import FrameError, close_fds, receive_frame, send_frame
 from pdnode.memory.kinds import KvRegion, create_region
-from pdnode.memory.layout import TORCH_DTYPES, region_views
-from pdnode.memory.region import MemfdRegion, available_bytes
+from pdnode.memory.layout import TORCH_DTYPES, LayerViews, region_views
+from pdnode.memory.region import MemfdRegion
 from pdnode.memory.staged import StagedRegion, Staging
-from pdnode.models.config import load_config
+from pdnode.models.config import ModelConfig, load_config
 from pdnode.models.decoder import Decoder
 from pdnode.models.loader import load_model
 from pdnode.models.ranks import Alone, Ranks
 from pdnode.types import RegionKind
 
-# Of the free memory, where the daemon names no size: leaves room for a second node on the host,
-# for activations and for everything that is not ours.
-AUTO_POOL_RATIO = 0.25
 _WARM_UP_TOKENS = 32
 _PR_SET_PDEATHSIG = 1
 
@@ -95,11 +93,12 @@ class Engine:
         return self.runner.run(step)
 
 
-def choose_pages(init: Init, one_page: KvGeometry) -> int:
-    """Pages of the pool: as many as `init` says, or fit into the bytes it says or leaves to us."""
+def choose_pages(init: Init, one_page: KvGeometry, auto_bytes: Callable[[], int]) -> int:
+    """Pages of the pool: as many as `init` says, or fit into the bytes it says or leaves to us,
+    which are `auto_bytes`."""
     if init.pages:
         return init.pages
-    pool_bytes = init.pool_bytes or int(available_bytes() * AUTO_POOL_RATIO / init.sharers)
+    pool_bytes = init.pool_bytes or auto_bytes()
     pages = pool_bytes // one_page.region_bytes
     if pages == 0:
         text = f"{pool_bytes} bytes hold no page; one takes {one_page.region_bytes}"
@@ -130,41 +129,41 @@ def set_up(channel: Channel, init: Init, wake_fds: list[int]) -> Engine:
 
     if problems := config.tp_problems(init.tp):
         raise ConfigError(problems)
+    backend = make_backend(init, config, dtype)
+    if problems := backend.problems():
+        raise ConfigError(problems)
     ranks: Ranks = Alone()
     if init.tp > 1:
         store_fd = wake_fds.pop()
-        ranks = join(rank=init.rank, tp=init.tp, store_fd=store_fd)
+        ranks = join(rank=init.rank, tp=init.tp, store_fd=store_fd, device=backend.device)
         close_fds([store_fd])
     channel.send(Loading(0.0, "weights"))
-    model = load_model(path, config, dtype, ranks=ranks, progress=_thinned(progress))
+    model = load_model(
+        path, config, dtype, device=backend.device, ranks=ranks, progress=_thinned(progress)
+    )
     channel.send(Loading(0.9, "warm-up"))
     one_page = config.kv_geometry(
         tp=init.tp, page_tokens=init.page_tokens, dtype=init.kv_dtype, pages=1
     )
-    warm_up(model, one_page, dtype, tokens=min(_WARM_UP_TOKENS, init.max_batch_tokens))
+    warm_up(model, backend, one_page, tokens=min(_WARM_UP_TOKENS, init.max_batch_tokens))
     channel.send(Loading(0.95, "memory"))
-    geometry = replace(one_page, pages=ranks.least(choose_pages(init, one_page)))
+    pages = choose_pages(init, one_page, backend.auto_pool_bytes)
+    geometry = replace(one_page, pages=ranks.least(pages))
     region = _make_region(init, geometry)
     counter_page = MemfdRegion.create("pdnode-counter", COUNTER_PAGE_BYTES)
-    counter = LayerCounter(counter_page.fd, wake_fds)
-    inner = TorchAttention(region_views(region.map(), geometry), geometry, dtype)
-    attention, staging = _staged(inner, region, geometry)
-    ready = Ready(
-        kind=geometry.kind,
-        layers=geometry.layers,
-        kv_heads=geometry.kv_heads,
-        head_dim=geometry.head_dim,
-        page_tokens=geometry.page_tokens,
-        dtype=geometry.dtype,
-        pages=geometry.pages,
-        vocabulary=config.vocabulary,
-        context_tokens=config.context_tokens,
-        load_s=time.perf_counter() - began,
-        memory_page_bytes=region.memory_page_bytes,
-        tp=geometry.tp,
+    raise_layer = backend.counter(counter_page, wake_fds) if init.rank == 0 else nothing
+    views = region_views(backend.region_bytes(region), geometry)
+    attention, staging = _staged(backend, views, region, geometry)
+    runner = Runner(
+        model,
+        attention,
+        geometry,
+        raise_layer,
+        sampler=backend.sampler,
+        graphs=backend.graphs(model, views, geometry, raise_layer),
+        finish=backend.finish,
     )
-    raise_layer = counter.raise_layer if init.rank == 0 else _nothing
-    runner = Runner(model, attention, geometry, raise_layer)
+    ready = _ready(geometry, config, region, time.perf_counter() - began)
     return Engine(runner, region, staging, counter_page, ready)
 
 
@@ -177,35 +176,51 @@ def _make_region(init: Init, geometry: KvGeometry) -> KvRegion:
     )
 
 
+def _ready(geometry: KvGeometry, config: ModelConfig, region: KvRegion, load_s: float) -> Ready:
+    return Ready(
+        kind=geometry.kind,
+        layers=geometry.layers,
+        kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        page_tokens=geometry.page_tokens,
+        dtype=geometry.dtype,
+        pages=geometry.pages,
+        vocabulary=config.vocabulary,
+        context_tokens=config.context_tokens,
+        load_s=load_s,
+        memory_page_bytes=region.memory_page_bytes,
+        tp=geometry.tp,
+    )
+
+
+def make_backend(init: Init, config: ModelConfig, dtype: torch.dtype) -> Backend:
+    """DeviceMissing where the GPU cannot be used."""
+    return CudaBackend(init, config) if init.device == "cuda" else CpuBackend(init, dtype)
+
+
 def _staged(
-    attention: AttentionBackend, region: KvRegion, geometry: KvGeometry
+    backend: Backend, views: Sequence[LayerViews], region: KvRegion, geometry: KvGeometry
 ) -> tuple[AttentionBackend, Staging | NicWrites | None]:
-    """Attention that keeps the mirror, where the region has one; and what goes before a pass."""
+    """Attention, which keeps the mirror where the region has one; and what goes before a pass."""
+    attention = backend.attention(views, geometry)
     if isinstance(region, CumemRegion):
         return attention, NicWrites(region)
     if not isinstance(region, StagedRegion):
         return attention, None
-    staging = Staging(region, geometry, _default_stream, waits=True)
+    staging = Staging(region, geometry, backend.stream, waits=backend.waits)
     return StagedAttention(attention, staging), staging
 
 
-def _default_stream() -> int:
-    """Of copies beside a model on the CPU, which no stream orders."""
-    return 0
-
-
-def _nothing() -> None:
-    """What ranks other than the leader do after a layer: its sum over the ranks speaks for all."""
-
-
-def warm_up(model: Decoder, one_page: KvGeometry, dtype: torch.dtype, tokens: int) -> None:
+def warm_up(model: Decoder, backend: Backend, one_page: KvGeometry, tokens: int) -> None:
     """A prefill and a decode step in memory of their own: the first request finds all paged in."""
     tokens = min(tokens, model.config.context_tokens - 1)
     pages = one_page.pages_for(tokens + 1)
     geometry = replace(one_page, pages=pages)
-    scratch = torch.zeros(geometry.region_bytes, dtype=torch.uint8)
-    attention = TorchAttention(region_views(scratch, geometry), geometry, dtype)
-    runner = Runner(model, attention, geometry, lambda: None)
+    scratch = torch.zeros(geometry.region_bytes, dtype=torch.uint8, device=backend.device)
+    attention = backend.attention(region_views(scratch, geometry), geometry)
+    runner = Runner(
+        model, attention, geometry, nothing, sampler=backend.sampler, finish=backend.finish
+    )
     draw = Sampling(temperature=1.0, top_k=1, top_p=1.0, seed=0, draw=0, banned=[])
     prompt = SequenceStep(0, 0, [0] * tokens, list(range(pages)), draw)
     runner.run(Step(0, 0, [prompt], []))

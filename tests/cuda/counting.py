@@ -39,7 +39,7 @@ def names_the_architecture() -> None:
 
 def compiles() -> None:
     """The sum is kept, then comes the fence of the whole system, then the store to `shown`."""
-    text = compile_kernel("compute_80", form="PTX").decode()
+    text = compile_kernel("compute_80").decode()
     lines = [line.strip() for line in text.splitlines()]
     (add,) = (n for n, line in enumerate(lines) if line.startswith("add.s64"))
     fences = [n for n, line in enumerate(lines) if re.match(r"(membar|fence)\b.*\bsys\b", line)]

@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
+import torch
 
 from pdnode.core.geometry import KvGeometry
+from pdnode.engine.backend import AUTO_POOL_RATIO, CpuBackend
 from pdnode.engine.client import Worker, default_threads
 from pdnode.engine.protocol import (
     COUNTER_OFFSET,
@@ -26,7 +28,7 @@ from pdnode.engine.protocol import (
     SequenceStep,
     Step,
 )
-from pdnode.engine.worker import AUTO_POOL_RATIO, choose_pages
+from pdnode.engine.worker import choose_pages
 from pdnode.errors import ConfigError, EngineDied
 from pdnode.memory.region import MemfdRegion, available_bytes
 from tests.support.local_engine import GREEDY, LocalEngine, load_model
@@ -233,12 +235,14 @@ async def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 def test_a_pool_too_small_for_a_page_is_told(tiny: Path) -> None:
     one_page = KvGeometry("gqa", 4, 2, 16, 16, "float32", 1, 1)
     with pytest.raises(ConfigError, match="1000 bytes hold no page; one takes 16384"):
-        choose_pages(init_for(tiny, pages=0, pool_bytes=1000), one_page)
+        choose_pages(init_for(tiny, pages=0, pool_bytes=1000), one_page, lambda: 1 << 40)
 
 
 def test_an_automatic_pool_is_a_share_of_what_is_free(tiny: Path) -> None:
     one_page = KvGeometry("gqa", 4, 2, 16, 16, "float32", 1, 1)
-    found = choose_pages(init_for(tiny, pages=0), one_page) * 16384
+    init = init_for(tiny, pages=0)
+    backend = CpuBackend(init, torch.float32)
+    found = choose_pages(init, one_page, backend.auto_pool_bytes) * 16384
     assert found == pytest.approx(available_bytes() * AUTO_POOL_RATIO, rel=0.2)
 
 
