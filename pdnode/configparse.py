@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pdnode.config import DEMO_MODEL_DIR, Config, NicConfig
+from pdnode.configkeys import Key, Table
 from pdnode.configkinds import BadValue, HostPort, shown
 from pdnode.configrules import (
     CROSS_RULES,
@@ -20,7 +21,7 @@ from pdnode.configrules import (
     is_wildcard,
     peers_are_local,
 )
-from pdnode.configschema import CONFIG_VERSION, DEMO_MODEL, TABLES, Key, Table
+from pdnode.configschema import CONFIG_VERSION, DEMO_MODEL, TABLES
 from pdnode.errors import Problem
 from pdnode.types import Role
 

@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
+from pdnode.configkeys import Key, Table
 from pdnode.configkinds import shown
-from pdnode.configschema import CONFIG_VERSION, TABLES, TEST_PROVIDER, Key, Table
+from pdnode.configschema import CONFIG_VERSION, TABLES, TEST_PROVIDER
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 98
