@@ -48,7 +48,9 @@ class LocalEngine:
         self.geometry = self.model.config.kv_geometry(
             tp=self.model.ranks.tp, page_tokens=self.page_tokens, dtype=self.dtype, pages=self.pages
         )
-        self.memory = torch.zeros(self.geometry.region_bytes, dtype=torch.uint8)
+        self.memory = torch.zeros(
+            self.geometry.region_bytes, dtype=torch.uint8, device=self.model.device
+        )
         self.views = region_views(self.memory, self.geometry)
         self.attention = (
             TorchAttention(self.views, self.geometry, TORCH_DTYPES[self.dtype])
@@ -124,7 +126,10 @@ class LocalEngine:
             tokens = torch.tensor([token for _, fed in parts for token in fed])
             positions = torch.cat([start + torch.arange(len(fed)) for _, fed in parts])
             with torch.inference_mode():
-                hidden = self.model.forward(tokens, positions, self.attention, self._raise)
+                device = self.model.device
+                hidden = self.model.forward(
+                    tokens.to(device), positions.to(device), self.attention, self._raise
+                )
                 logits = self.model.logits(hidden)
             for (place, _), rows in zip(
                 parts, logits.split([len(f) for _, f in parts]), strict=True
