@@ -190,6 +190,8 @@ def status_lines(snapshot: Snapshot) -> list[str]:
         f"{node.id}  {node.role}  {node.state}{detail}, {ready}, up {node.uptime_s:.0f} s",
         f"model {model.name}  pdnode {node.version}  boot {node.boot[:8]}",
     ]
+    if model.device is not None:
+        lines.append(f"device {model.device}: {model.device_reason}")
     lines += [
         f"queue {one.name}: {one.now} now, {one.peak} at most, "
         + ("no limit of its own" if one.limit is None else f"limit {one.limit}")

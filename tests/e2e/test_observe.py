@@ -53,7 +53,10 @@ class Duo(NamedTuple):
 
 def pair(model: Path, folder: Path) -> tuple[NodeSpec, NodeSpec]:
     prefill = NodeSpec("pf", "prefill", model, folder)
-    return prefill, NodeSpec("dc", "decode", model, folder, (prefill,), engine={"max_running": 8})
+    decode = NodeSpec("dc", "decode", model, folder, (prefill,))
+    decode.engine = {"max_running": 8, "device": "auto"}
+    decode.env = {"CUDA_VISIBLE_DEVICES": ""}  # so that "auto" takes the CPU on any host
+    return prefill, decode
 
 
 @contextlib.asynccontextmanager
@@ -122,6 +125,8 @@ async def test_the_snapshot_shows_what_happened(fresh: Duo) -> None:
     assert (seen.node.id, seen.node.role, seen.node.state) == ("dc", "decode", "serving")
     assert seen.ready
     assert seen.warnings == ()
+    assert seen.model.device == "cpu"
+    assert seen.model.device_reason.startswith("no CUDA: ")
     assert seen.pages is not None
     assert seen.pages.free == seen.pages.total > 0
     assert seen.summary is not None
@@ -294,6 +299,7 @@ async def test_status_is_the_snapshot_and_a_dead_socket_is_69(duo: Duo, tmp_path
     assert ran.code == 0
     assert ran.out.startswith("dc  decode  serving, ready, up ")
     assert "peer pf: prefill, up" in ran.out.splitlines()
+    assert "\ndevice cpu: no CUDA: " in ran.out
     ran = await pdnode("status", "--socket", str(tmp_path / "none.sock"))
     assert ran.code == 69
     assert "no daemon answers on" in ran.err
