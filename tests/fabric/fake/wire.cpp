@@ -159,7 +159,7 @@ bool land(Write* write, Write* again) {
   }
   move_bytes(*write, targets);
   if (write->again) return true;
-  ++all.counts["landed"];
+  if (is_page(*write)) ++all.counts["landed_pages"];
   if (write->has_data) {
     arrive(target, write);
     const bool room = all.rules.posts_receives == 0 || !target->receives.empty();
