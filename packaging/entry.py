@@ -22,7 +22,7 @@ def restore_library_path() -> None:
 
 
 restore_library_path()
-if sys.argv[1:2] == ["-m"] and sys.argv[2].partition(".")[0] == "pdnode":
+if len(sys.argv) > 2 and sys.argv[1] == "-m" and sys.argv[2].split(".")[0] == "pdnode":
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 else:

@@ -32,9 +32,9 @@ namespace {
 constexpr int kHostLacks = 71;  // errors.Exit.DEVICE_MISSING
 constexpr size_t kTrailerBytes = 160;
 constexpr size_t kIndexLimitBytes = 4 << 20;
-constexpr uint64_t kSpareBytes = 16 << 20;   // that must be left on the disk
-constexpr timespec kTime{946684800, 0};      // of every file: a change shows
-constexpr const char* kProgram = "pdnode";   // in the folder
+constexpr uint64_t kSpareBytes = 16 << 20;  // that must be left on the disk
+constexpr timespec kTime{946684800, 0};     // of every file: a change shows
+constexpr const char* kProgram = "pdnode";  // in the folder
 
 struct Failure : std::runtime_error {
   using runtime_error::runtime_error;
@@ -198,6 +198,7 @@ class Stream {
   void copy_to(int target, uint64_t size, const fs::path& path) {
     while (size > 0) {
       if (given_ == filled_) more();
+      if (given_ == filled_) throw Failure("this file is damaged; copy it again");
       const size_t piece = std::min<uint64_t>(size, filled_ - given_);
       const ssize_t written = write(target, &out_[given_], piece);
       if (written < 0) throw failure(path);
@@ -304,7 +305,9 @@ fs::path ready_program(int self, off_t size) {
       read_index(read_at(self, index_start, trailer.index_bytes));
   const fs::path base = choose_base();
   const fs::path copy = base / ("program-" + trailer.hash.substr(0, 32));
-  const auto whole = [&] { return distrust(copy, true).empty() && difference(copy, entries).empty(); };
+  const auto whole = [&] {
+    return distrust(copy, true).empty() && difference(copy, entries).empty();
+  };
   if (whole()) return copy / kProgram;
 
   const std::string lock_path = copy.string() + ".lock";

@@ -169,6 +169,20 @@ def test_a_file_with_a_wrong_byte_is_not_run(single: Path, where: float, tmp_pat
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
+def test_an_index_that_asks_for_more_than_there_is(
+    single: Path, launcher: Path, tmp_path: Path
+) -> None:
+    script = "import pack, pathlib, sys; told = pack.index_of; pack.index_of = lambda folder: ("
+    script += "told(folder)[0].replace('f 600 5 ', 'f 600 6 '), told(folder)[1]); "
+    script += "pack.pack(*map(pathlib.Path, sys.argv[1:]))"
+    command = [sys.executable, "-c", script, str(launcher), str(single.parent / "folder")]
+    wrong = tmp_path / "wrong"
+    subprocess.run([*command, str(wrong)], cwd=PACKAGING, check=True, timeout=60)
+    done = run(wrong, tmp_path)
+    assert (done.returncode, done.stdout) == (HOST_LACKS, "")
+    assert "damaged" in done.stderr
+
+
 def test_a_file_that_was_cut_short_is_not_run(single: Path, tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_bytes(single.read_bytes()[: -(1 << 20)])
