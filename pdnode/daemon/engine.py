@@ -119,7 +119,7 @@ async def start_engine(
         await asyncio.gather(*(worker.close() for worker in workers))
         raise
     geometry = workers[0].geometry
-    huge = init.huge_pages and region.kind is RegionKind.MEMFD
+    huge = init.huge_pages and region.kind is not RegionKind.CUMEM
     if huge and workers[0].ready.memory_page_bytes <= mmap.PAGESIZE:
         event(
             _log, logging.WARNING, "kv.small_pages",

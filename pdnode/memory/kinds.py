@@ -19,5 +19,5 @@ def create_region(
         return MemfdRegion.create(_NAME, size_bytes, huge_pages=huge_pages)
     ordinal = cudriver.find_gpu(gpu).ordinal
     if kind is RegionKind.STAGED:
-        return StagedRegion.create(_NAME, ordinal, size_bytes)
+        return StagedRegion.create(_NAME, ordinal, size_bytes, huge_pages=huge_pages)
     return CumemRegion.create(ordinal, size_bytes)

@@ -36,11 +36,12 @@ class StagedRegion:
             self._undo = undo.pop_all()
 
     @classmethod
-    def create(cls, name: str, ordinal: int, size_bytes: int) -> Self:
-        """CudaError or MemoryError where there is too little of the GPU's or the host's memory."""
+    def create(cls, name: str, ordinal: int, size_bytes: int, *, huge_pages: bool = False) -> Self:
+        """CudaError or MemoryError where there is too little of the GPU's or the host's memory.
+        `huge_pages`: of the mirror, as MemfdRegion.create."""
         gpu = CumemRegion.create(ordinal, size_bytes)
         try:
-            mirror = MemfdRegion.create(name, size_bytes)
+            mirror = MemfdRegion.create(name, size_bytes, huge_pages=huge_pages)
         except BaseException:
             gpu.close()
             raise

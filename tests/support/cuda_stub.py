@@ -27,26 +27,38 @@ def bindings() -> Path:
     return fetched(BINDINGS)
 
 
-@functools.cache
 def fetched(package: str) -> Path:
     """A folder with a package; skips the test, in a line, where it cannot be fetched."""
-    folder = ROOT / "build" / package.replace("==", "-")
+    if problem := _fetch(package):
+        pytest.skip(f"{package} cannot be fetched: {problem}")
+    return _folder(package)
+
+
+def _folder(package: str) -> Path:
+    return ROOT / "build" / package.replace("==", "-")
+
+
+@functools.cache
+def _fetch(package: str) -> str:
+    """Why it is not there; tried once."""
+    folder = _folder(package)
     if folder.is_dir():
-        return folder
+        return ""
     fresh = folder.with_suffix(f".{os.getpid()}")
     command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(fresh), package]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_S, check=False
         )
-        text = done.stderr.strip().rpartition("\n")[2]
+    except subprocess.TimeoutExpired:
+        problem = f"not within {INSTALL_S:g} s"
+    else:
         if done.returncode == 0:
             fresh.rename(folder)
-            return folder
-    except subprocess.TimeoutExpired:
-        text = f"not within {INSTALL_S:g} s"
+            return ""
+        problem = done.stderr.strip().rpartition("\n")[2]
     shutil.rmtree(fresh, ignore_errors=True)
-    return pytest.skip(f"{package} cannot be fetched: {text}")
+    return problem
 
 
 @functools.cache
