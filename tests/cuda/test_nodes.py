@@ -75,6 +75,6 @@ async def test_cumem_on_the_fake_libfabric(tmp_path: Path) -> None:
             await check_parity(decode)
     check_report(report, registrations=2)
     _, workers = stub_reports(reports)
-    flushes = sorted(int(text.partition("flushed ")[2]) for text in workers)
+    flushes = sorted(text.count("flushed") for text in workers)
     assert flushes[0] == 0
     assert 1 <= flushes[1] <= len(SIZES) - 1  # those that arrive together share a pass

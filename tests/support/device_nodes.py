@@ -39,7 +39,7 @@ def staged(folder: Path) -> dict[str, object]:
 
 
 def stub_reports(folder: Path) -> tuple[list[str], list[str]]:
-    """What the stub said at the end of each daemon, and of each worker."""
+    """What the stub has to say of each daemon, and of each worker."""
     found = [path.read_text() for path in sorted(folder.iterdir())]
     workers = [text for text in found if "pdnode.engine.worker" in text]
     return [text for text in found if text not in workers], workers

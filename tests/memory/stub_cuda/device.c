@@ -20,7 +20,6 @@ static Copy copies[kMaxCopies];
 static int copy_count;
 static int64_t copied_bytes;
 static int stream_count;
-static int flushes;
 
 void lock(void) { pthread_mutex_lock(&mutex); }
 void unlock(void) { pthread_mutex_unlock(&mutex); }
@@ -36,13 +35,40 @@ int devices(void) {
   return (int)(count < kMaxDevices ? count : kMaxDevices);
 }
 
-int complain(int result, const char* format, ...) {
+// A line into a file of this process in $STUB_CUDA_REPORT, at once: it may be killed.
+__attribute__((format(printf, 1, 2))) static void tell(const char* format, ...) {
+  const char* folder = getenv("STUB_CUDA_REPORT");
+  if (folder == NULL) return;
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%d", folder, (int)getpid());
+  FILE* file = fopen(path, "a");
+  if (file == NULL) return;
   va_list arguments;
   va_start(arguments, format);
-  if (violation_count < 16) {
-    vsnprintf(violations[violation_count++], sizeof violations[0], format, arguments);
-  }
+  vfprintf(file, format, arguments);
   va_end(arguments);
+  fputc('\n', file);
+  fclose(file);
+}
+
+static void tell_process(void) {
+  char line[2048] = "";
+  FILE* command = fopen("/proc/self/cmdline", "r");
+  if (command == NULL) return;
+  const size_t length = fread(line, 1, sizeof line - 1, command);
+  for (size_t i = 0; i < length; ++i) line[i] = line[i] != 0 ? line[i] : ' ';
+  fclose(command);
+  tell("process %s", line);
+}
+
+int complain(int result, const char* format, ...) {
+  char line[256];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  tell("violation %s", line);
+  if (violation_count < 16) strcpy(violations[violation_count++], line);
   return result;
 }
 
@@ -77,29 +103,14 @@ int64_t stub_live(const char* kind) {
 
 int64_t stub_copied_bytes(void) { return copied_bytes; }
 
-// A line for each violation and for what is left, in a file of its own in $STUB_CUDA_REPORT.
+// At the end of a process that ends by itself: what is left.
 __attribute__((destructor)) static void report(void) {
-  const char* folder = getenv("STUB_CUDA_REPORT");
-  if (folder == NULL || !begun) return;
-  char path[4096];
-  snprintf(path, sizeof path, "%s/%d", folder, (int)getpid());
-  FILE* file = fopen(path, "w");
-  if (file == NULL) return;
-  char line[4096] = "";
-  FILE* command = fopen("/proc/self/cmdline", "r");
-  if (command != NULL) {
-    const size_t length = fread(line, 1, sizeof line - 1, command);
-    for (size_t i = 0; i < length; ++i) line[i] = line[i] != 0 ? line[i] : ' ';
-    fclose(command);
-  }
-  fprintf(file, "process %s\n", line);
-  for (int i = 0; i < violation_count; ++i) fprintf(file, "violation %s\n", violations[i]);
+  if (!begun) return;
   static const char* const kinds[] = {"memory", "ranges", "host", "contexts", "streams"};
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; ++i) {
-    fprintf(file, "left %s %lld\n", kinds[i], (long long)stub_live(kinds[i]));
+    tell("left %s %lld", kinds[i], (long long)stub_live(kinds[i]));
   }
-  fprintf(file, "copied %lld\nflushed %d\n", (long long)copied_bytes, flushes);
-  fclose(file);
+  tell("copied %lld", (long long)copied_bytes);
 }
 
 // ---- devices
@@ -107,6 +118,7 @@ __attribute__((destructor)) static void report(void) {
 int cuInit(unsigned flags) {
   if (flags != 0) return kInvalidValue;
   if (devices() <= 0) return 100;  // CUDA_ERROR_NO_DEVICE
+  if (!begun) tell_process();
   begun = true;
   return kSuccess;
 }
@@ -277,9 +289,7 @@ int cuStreamSynchronize(void* stream) {
 int cuFlushGPUDirectRDMAWrites(int target, int scope) {
   if (!in_context("cuFlushGPUDirectRDMAWrites")) return kInvalidContext;
   if (target != 0 || (scope != 100 && scope != 200)) return kInvalidValue;
-  lock();
-  ++flushes;
-  unlock();
+  tell("flushed");
   return kSuccess;
 }
 
