@@ -67,6 +67,7 @@ class NicConfig:
     address: str  # source address of this NIC
     listen: str  # prefill: bind address; default: address
     advertise: str  # prefill: what peers connect to; default: listen
+    group: int = 0  # device group: NICs with a progress thread of their own, for some ranks
 
 
 @dataclass(frozen=True, slots=True)

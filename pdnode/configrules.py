@@ -223,6 +223,19 @@ def _nics_listed(config: Config) -> Iterator[Problem]:
             )
 
 
+def _device_groups(config: Config) -> Iterator[Problem]:
+    found = {nic.group for nic in config.fabric.nics}
+    ranks = config.engine.tp * config.engine.dp
+    if found and max(found) >= ranks:
+        yield Problem(
+            "fabric.nics.group",
+            f"{max(found)}: groups count from 0, and {ranks} ranks (engine.tp × engine.dp) have "
+            f"at most {ranks}",
+        )
+    elif found and (missing := set(range(max(found))) - found):
+        yield Problem("fabric.nics.group", f"no NIC is of group {min(missing)}")
+
+
 def _nic_addresses(config: Config) -> Iterator[Problem]:
     remote = not peers_are_local(config)
     prefill = config.node.role is Role.PREFILL
@@ -266,6 +279,7 @@ DEVICE_RULES = (
 )
 NIC_RULES = (
     Rule(("fabric.nics",), _nics_listed),
+    Rule(("fabric.nics", "engine.tp", "engine.dp"), _device_groups),
     Rule(("fabric.nics", "node.role", "peer.listen", "prefill"), _nic_addresses),
     Rule(
         ("api.listen", "peer.listen", "fabric.port", "fabric.nics", "fabric.provider", "node.role"),

@@ -22,6 +22,7 @@ from pdnode.configkinds import (
 
 CONFIG_VERSION = 1
 MAX_NICS = 32
+MAX_DEVICE_GROUPS = 16
 MAX_PREFILL_PEERS = 64
 MAX_SOCKET_PATH = 107  # sun_path of Linux without its final zero
 DEMO_MODEL = "smollm2"
@@ -170,6 +171,15 @@ NIC = Table(
             "Prefill only: the address that peers connect to. Not set: listen, or address where "
             "listen is a wildcard.",
             sample="192.0.2.10",
+        ),
+        Key(
+            "group",
+            Integer(0, MAX_DEVICE_GROUPS - 1),
+            0,
+            "Device group: NICs with a progress thread of their own. Groups count from 0, at most "
+            "one per rank of [engine] tp × dp. The ranks are dealt to them in order; memory of a "
+            "rank is registered with its group's NICs only, or with those of the nearest other "
+            "group while it has none left.",
         ),
     ),
     many=True,

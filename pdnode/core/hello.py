@@ -22,6 +22,8 @@ class Agreement:
     protocol: int
     geometry: KvGeometry  # of each of the peer's TP groups
     groups: int  # TP groups that the peer has
+    own: KvGeometry  # of each of this node's
+    own_groups: int
     context_tokens: int  # longest sequence that both take
 
 
@@ -50,7 +52,8 @@ def agree(here: Hello, there: Hello) -> Agreement | list[str]:
     if reasons or protocol is None or isinstance(geometry, list):
         return reasons
     longest = min(here.context_tokens, there.context_tokens)
-    return Agreement(protocol, geometry, there.geometry.dp, longest)
+    groups, own_groups = there.geometry.dp, here.geometry.dp
+    return Agreement(protocol, geometry, groups, ours, own_groups, longest)
 
 
 def common_protocol(here: Hello, there: Hello) -> int | None:

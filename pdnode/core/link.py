@@ -25,7 +25,8 @@ up to UP has its own deadline.
 
 from pdnode.core import wire
 from pdnode.core.auth import Step
-from pdnode.core.heartbeat import Counters, Liveness
+from pdnode.core.carriers import Carriers
+from pdnode.core.heartbeat import Counters
 from pdnode.core.link_effects import (
     Admit,
     CloseTransport,
@@ -42,13 +43,12 @@ from pdnode.core.link_effects import (
     Probe,
     SessionLost,
     SessionUp,
-    SetRemote,
     Warn,
 )
 from pdnode.core.link_parts import LinkParts
 from pdnode.core.link_state import HANDSHAKE, OVER, SESSION_STEPS, State
 from pdnode.core.nic_return import NicReturns, return_objection
-from pdnode.core.nics import answer_objection, nic_pairs, nics_objection, regions_objection
+from pdnode.core.nics import answer_objection, nics_objection, regions_objection
 from pdnode.core.peer import Broken
 
 
@@ -157,21 +157,33 @@ class Link(LinkParts):
             boot = self._hello.boot
             if self._decode:
                 assert self._offer is not None
-                endpoints = {nic.nic: nic.endpoint for nic in self._offer.nics}
-                pairs = nic_pairs([nic.nic for nic in nics], sorted(endpoints))
+                pairs = self._all_pairs(self._offer.nics)
                 if self._cooldowns is not None:
                     self._left_out = self._cooldowns.left_out(pairs, now)
                 self._pairs = tuple(pair for pair in pairs if pair not in self._left_out)
-                answer = wire.SessionAnswer(boot, nics, list(self._pairs), regions)
-                self._out += [Connect(pair, endpoints[pair[1]]) for pair in self._pairs]
-                self._send(answer)
-                self._enter(State.CONNECT, now)
+                self._carriers = Carriers(regions)
+                self._answer(now)
             else:
                 self._scratch = regions
                 self._send(wire.SessionOffer(boot, self._session_token, nics))
                 self._enter(State.ANSWER, now)
         elif self._returns is not None:
+            if self._carriers is not None:
+                self._carriers.regions = regions
             self._returns.opened(nics, regions, now)
+        return self._flush()
+
+    def carried(self, regions: list[wire.RegionDescriptor], now: float) -> list[Effect]:
+        """What Carry asked for is registered; all our descriptors, as they are now."""
+        if self.state in (State.OPENING, State.UP):
+            assert self._carriers is not None
+            wrong = self._carriers.take(regions)
+            if wrong is not None:
+                self._lose(wrong, now, say=True)
+            elif self.state is State.OPENING:
+                self._answer(now)
+            else:
+                self._tell_fenced()
         return self._flush()
 
     def pair_connected(self, pair: Pair, now: float) -> list[Effect]:
@@ -215,7 +227,11 @@ class Link(LinkParts):
     def pair_fenced(self, pair: Pair, now: float) -> list[Effect]:
         if self._returns is not None:
             self.live_pairs.discard(pair)
-            if self._returns.fenced(pair, now):
+            told = self._returns.fenced(pair, now)
+            if told and self._carriers is not None and self.live_pairs:
+                self._carriers.fenced.append(pair)
+                self._tell_fenced()
+            elif told:
                 self._out.append(PairFenced(pair))
             if not self.live_pairs:
                 self._lose("all NIC pairs are fenced", now, say=True)
@@ -290,8 +306,15 @@ class Link(LinkParts):
                 self._peer.check_key(frame.key)
             case False, wire.Dispatch() | wire.Cancel() | wire.Regrant():
                 self._peer.check_key(frame.key)
-            case (True, wire.NicDown()) | (False, wire.NicFenced()):
+            case True, wire.NicDown():
                 pass
+            case False, wire.NicFenced(regions=lent):
+                if lent and self._returns is not None:
+                    _, agreed = self._peer.agreed()
+                    self._require(
+                        self._returns.lent_objection(lent, agreed.geometry, agreed.groups)
+                    )
+                    self._returns.lent(lent)
             case (True, wire.TestWritten()) | (False, wire.TestWrites()):
                 pass
             case _, wire.NicUp():
@@ -308,8 +331,15 @@ class Link(LinkParts):
     def _take_nic_up(self, frame: wire.NicUp, now: float) -> None:
         assert self._returns is not None
         token = self._session_token if self._offer is None else self._offer.token
-        geometry = None if self._decode else self._peer.agreed()[1].geometry
-        wrong = return_objection(frame, self._remote, token, geometry, decode=self._decode)
+        _, agreed = self._peer.agreed()
+        wrong = return_objection(
+            frame,
+            self._remote,
+            token,
+            None if self._decode else agreed.geometry,
+            agreed.groups,
+            decode=self._decode,
+        )
         self._require(wrong or self._returns.objection(frame))
         if self._decode:
             self._returns.answered(frame, now)
@@ -363,28 +393,39 @@ class Link(LinkParts):
 
     # steps
 
+    def _answer(self, now: float) -> None:
+        assert self._offer is not None
+        assert self._carriers is not None
+        if not self._cover(self._pairs):
+            return
+        self._carriers.lent.clear()  # the answer has all
+        endpoints = {nic.nic: nic.endpoint for nic in self._offer.nics}
+        self._out += [Connect(pair, endpoints[pair[1]]) for pair in self._pairs]
+        self._send(
+            wire.SessionAnswer(
+                self._hello.boot, list(self._nics), list(self._pairs), self._carriers.regions
+            )
+        )
+        self._enter(State.CONNECT, now)
+
+    def _tell_fenced(self) -> None:
+        """What is lent goes first: it must be known before anything is asked for again."""
+        assert self._carriers is not None
+        if self._cover(self.live_pairs):
+            for pair in self._carriers.fenced:
+                self._out.append(PairFenced(pair, tuple(self._carriers.lent)))
+                self._carriers.lent.clear()
+            self._carriers.fenced.clear()
+
     def _ask(self, now: float) -> None:
         assert self.peer_node is not None
         self._enter(State.ADMIT, now)
         self._out.append(Admit(self.peer_node))
 
-    def _begin_heartbeats(self, now: float) -> None:
-        settings = self._settings
-        self._liveness = Liveness(
-            now,
-            heartbeat_s=settings.heartbeat_s,
-            link_lost_s=settings.link_lost_s,
-            stall_s=settings.stall_s,
-        )
-
     def _open_session(self, token: bytes, now: float) -> None:
         self._fabric_open = True
         self._out.append(OpenSession(token))
         self._enter(State.OPENING, now)
-
-    def _set_remote(self, regions: list[wire.RegionDescriptor]) -> None:
-        self._remote = regions
-        self._out.append(SetRemote(tuple(regions)))
 
     def _try_probe(self, now: float) -> None:
         if self.state is State.CONNECT and self._remote and self._connected >= set(self._pairs):
@@ -414,12 +455,6 @@ class Link(LinkParts):
             self._out.append(SessionUp(self._pairs, hello, agreement))
             if self._drain_wanted:
                 self._send(wire.Drain())
-
-    def _suspect(self, pairs: set[Pair], now: float) -> None:
-        """These pairs kept the session from coming up: the next one begins without them."""
-        if self._cooldowns is not None and self.state in (State.CONNECT, State.PROBE):
-            for pair in pairs & set(self._pairs):
-                self._cooldowns.lost(pair, now)
 
     def _refuse(self, reasons: list[str], now: float) -> None:
         reasons = [wire.clip(reason) for reason in reasons[: wire.MAX_REASONS]]

@@ -72,7 +72,18 @@ class PairLost:
 
 @dataclass(frozen=True, slots=True)
 class PairFenced:
+    """`lent`: see core/carriers.py; on a decode node, for the peer."""
+
     pair: Pair
+    lent: tuple[RegionDescriptor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Register the memory of these ranks with some of these NICs; `Link.carried` follows."""
+
+    ranks: tuple[int, ...]
+    nics: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,7 @@ Effect = (
     | Deliver
     | PairLost
     | PairFenced
+    | Carry
     | PairUp
     | FencePair
     | Reopen

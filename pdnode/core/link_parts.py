@@ -1,14 +1,16 @@
 """What a peer link is made of: the fields of core/link.py's machine, and the least of its steps."""
 
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from pdnode.core import wire
+from pdnode.core.carriers import Carriers
 from pdnode.core.cooldown import Cooldowns
 from pdnode.core.heartbeat import Liveness
-from pdnode.core.link_effects import Effect, Pair, SendFrame
+from pdnode.core.link_effects import Carry, Effect, Pair, SendFrame, SetRemote
 from pdnode.core.link_state import HANDSHAKE, SESSION_STEPS, LinkSettings, State
 from pdnode.core.nic_return import NicReturns
-from pdnode.core.nics import nic_pairs
+from pdnode.core.nics import joined_ranks, nic_pairs
 from pdnode.core.peer import Broken, Peer
 from pdnode.types import Role
 
@@ -48,6 +50,7 @@ class LinkParts:
         self._remote: list[wire.RegionDescriptor] = []
         self._left_out: dict[Pair, float] = {}  # pairs that cool down, and until when
         self._scratch: list[wire.RegionDescriptor] = []
+        self._carriers: Carriers | None = None  # on a decode node, once its session is open
         self._offer: wire.SessionOffer | None = None
         self._pairs: tuple[Pair, ...] = ()
         self._connected: set[Pair] = set()
@@ -97,7 +100,7 @@ class LinkParts:
         """On a decode node: every NIC pair of the session, also those that carry nothing."""
         if self._offer is None or not self._nics:
             return ()
-        return nic_pairs([nic.nic for nic in self._nics], sorted(n.nic for n in self._offer.nics))
+        return self._all_pairs(self._offer.nics)
 
     @property
     def gone_pairs(self) -> list[Pair]:
@@ -118,9 +121,45 @@ class LinkParts:
 
     # inside
 
+    def _all_pairs(self, offered: Sequence[wire.NicAddress]) -> tuple[Pair, ...]:
+        """On a decode node: its pairs with the NICs that the peer has offered."""
+        _, agreed = self._peer.agreed()
+        ranks = joined_ranks(
+            agreed.own, agreed.geometry,
+            decode_groups=agreed.own_groups, prefill_groups=agreed.groups,
+        )  # fmt: skip
+        return nic_pairs(self._nics, sorted(offered, key=lambda nic: nic.nic), ranks)
+
     def _enter(self, state: State, now: float) -> None:
         self.state = state
         self._deadline = now + self._settings.step_timeout_s
+
+    def _cover(self, pairs: Iterable[Pair]) -> bool:
+        """Decode: whether every rank is reached over `pairs`; else that is being seen to."""
+        assert self._carriers is not None
+        wanted = self._carriers.want(pairs)
+        if wanted is not None:
+            self._out.append(Carry(*wanted))
+        return self._carriers.asked is None
+
+    def _begin_heartbeats(self, now: float) -> None:
+        settings = self._settings
+        self._liveness = Liveness(
+            now,
+            heartbeat_s=settings.heartbeat_s,
+            link_lost_s=settings.link_lost_s,
+            stall_s=settings.stall_s,
+        )
+
+    def _set_remote(self, regions: list[wire.RegionDescriptor]) -> None:
+        self._remote = regions
+        self._out.append(SetRemote(tuple(regions)))
+
+    def _suspect(self, pairs: set[Pair], now: float) -> None:
+        """These pairs kept the session from coming up: the next one begins without them."""
+        if self._cooldowns is not None and self.state in (State.CONNECT, State.PROBE):
+            for pair in pairs & set(self._pairs):
+                self._cooldowns.lost(pair, now)
 
     def _require(self, wrong: str | None) -> None:
         if wrong is not None:

@@ -24,7 +24,7 @@ from pdnode.core import link_effects as effects
 from pdnode.core import wire
 from pdnode.core.cooldown import Cooldowns
 from pdnode.core.geometry import KvGeometry
-from pdnode.core.nics import Pair, regions_objection
+from pdnode.core.nics import SCRATCH_RANK, Pair, regions_objection
 
 
 class Step(StrEnum):
@@ -219,6 +219,23 @@ class NicReturns:
         self._enter(pair, Step.OPENING, now + self._attempt_s)
         self._emit(effects.Reopen(pair[0], self._token))
 
+    def lent_objection(
+        self, regions: Sequence[wire.RegionDescriptor], geometry: KvGeometry, groups: int
+    ) -> str | None:
+        """What is wrong with memory that the peer lends to NICs of another device group."""
+        nics = {piece.nic for region in self._remote for piece in region.pieces}
+        strange = {piece.nic for region in regions for piece in region.pieces} - nics
+        if strange:
+            return f"NIC {min(strange)} has no part in this session"
+        if not {region.rank for region in regions} <= {region.rank for region in self._remote}:
+            return "a rank is lent that this session has not"
+        whole = joined(self._remote, regions)
+        return regions_objection(whole, set(), geometry, groups, reach=nics)
+
+    def lent(self, regions: Sequence[wire.RegionDescriptor]) -> None:
+        self._remote = joined(self._remote, regions)
+        self._emit(effects.SetRemote(tuple(self._remote)))
+
     def _know(self, frame: wire.NicUp) -> None:
         """The peer's descriptors, with those of the NIC that returns replaced."""
         self._remote = merged(self._remote, frame.regions, frame.nic.nic)
@@ -239,21 +256,42 @@ def merged(
     ]
 
 
+def joined(
+    known: Iterable[wire.RegionDescriptor], new: Sequence[wire.RegionDescriptor]
+) -> list[wire.RegionDescriptor]:
+    """`known` with the pieces of `new`, which replace those of the same rank and NIC."""
+    fresh = {region.rank: region.pieces for region in new}
+    found = []
+    for region in known:
+        pieces = fresh.get(region.rank, [])
+        nics = {piece.nic for piece in pieces}
+        kept = [piece for piece in region.pieces if piece.nic not in nics]
+        found.append(wire.RegionDescriptor(region.rank, kept + pieces))
+    return found
+
+
 def return_objection(
     frame: wire.NicUp,
     known: Sequence[wire.RegionDescriptor],
     token: bytes,
     geometry: KvGeometry | None,
+    groups: int = 1,
     *,
     decode: bool,
 ) -> str | None:
-    """What is wrong with a peer's NicUp, or None. `known`: its regions; `geometry` as in
-    `regions_objection`; `decode`: we are the decode node."""
+    """What is wrong with a peer's NicUp, or None. `known`: its regions; `geometry` and `groups` as
+    in `regions_objection`; `decode`: we are the decode node."""
     nic = frame.nic.nic
     if frame.token != token:
         return "token: not that of this session"
     if nic != frame.pair[1 if decode else 0]:
         return f"NIC {nic} is not that of the pair {frame.pair}"
-    if not any(piece.nic == nic for region in known for piece in region.pieces):
+    had = {region.rank for region in known if any(piece.nic == nic for piece in region.pieces)}
+    if not had:
         return f"NIC {nic} has no part in this session"
-    return regions_objection(merged(known, frame.regions, nic), {nic}, geometry)
+    whole = merged(known, frame.regions, nic)
+    missing = had - {SCRATCH_RANK} - {region.rank for region in frame.regions}
+    if missing and geometry is not None:
+        return f"rank {min(missing)} is registered with NIC {nic} no more"
+    reach = {piece.nic for region in known for piece in region.pieces}
+    return regions_objection(whole, {nic}, geometry, groups, reach=reach)

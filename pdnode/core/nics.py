@@ -1,27 +1,76 @@
 """The third step of a peer link: which NICs are joined, and whether the peer's descriptors hold."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pdnode.core.geometry import KvGeometry
-from pdnode.core.wire import MAX_NICS, NicAddress, RegionDescriptor, RegionPiece, SessionAnswer
+from pdnode.core.plan import routes
+from pdnode.core.wire import (
+    MAX_NICS,
+    MAX_PAIRS,
+    NicAddress,
+    RegionDescriptor,
+    RegionPiece,
+    SessionAnswer,
+)
 
 SCRATCH_RANK = -1
 PROBE_BYTES = 8
 
 Pair = tuple[int, int]
+RankPair = tuple[int, int]
 
 
-def nic_pairs(decode: Sequence[int], prefill: Sequence[int]) -> tuple[Pair, ...]:
-    """(decode NIC, prefill NIC) of every connection: as many as the side with more NICs has.
+def nic_pairs(
+    decode: Sequence[NicAddress], prefill: Sequence[NicAddress], joined: Collection[RankPair]
+) -> tuple[Pair, ...]:
+    """(decode NIC, prefill NIC) of every connection. `joined`: ranks with a route between them.
 
-    In turn on both sides, so that every NIC of both has at least one and no two pairs are equal.
+    Each device group of the decode node meets those of the prefill node that write to it, in as
+    many pairs as the one with more NICs has: in turn on both sides, so that every NIC of both has
+    at least one and no two pairs are equal. Fewer where that were more than MAX_PAIRS.
     """
     assert 0 < len(decode) <= MAX_NICS
     assert 0 < len(prefill) <= MAX_NICS
+    here, there = _by_group(decode), _by_group(prefill)
+    meetings = [
+        (here[ours], there[theirs])
+        for ours in here
+        for theirs in there
+        if not ours or not theirs or any((d, p) in joined for d in ours for p in theirs)
+    ]
+    # Ranks that no plan has are no reason to do without a connection.
+    meetings = meetings or [([nic.nic for nic in decode], [nic.nic for nic in prefill])]
+    most = max(1, MAX_PAIRS // len(meetings))
     return tuple(
-        (decode[turn % len(decode)], prefill[turn % len(prefill)])
-        for turn in range(max(len(decode), len(prefill)))
+        (ours[turn % len(ours)], theirs[turn % len(theirs)])
+        for ours, theirs in meetings
+        for turn in range(min(most, max(len(ours), len(theirs))))
+    )[:MAX_PAIRS]
+
+
+def _by_group(nics: Sequence[NicAddress]) -> dict[tuple[int, ...], list[int]]:
+    """NIC numbers of each device group, which its ranks tell apart."""
+    found: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for nic in nics:
+        found[tuple(nic.ranks)].append(nic.nic)
+    return found
+
+
+def joined_ranks(
+    decode: KvGeometry, prefill: KvGeometry, *, decode_groups: int, prefill_groups: int
+) -> frozenset[RankPair]:
+    """(decode rank, prefill rank) of every route, over all TP groups of both nodes."""
+    found = {
+        (route.destination_rank, holder)
+        for route in routes(prefill, decode)
+        for holder in route.holders
+    }
+    return frozenset(
+        (ours * decode.tp + d, theirs * prefill.tp + p)
+        for d, p in found
+        for ours in range(decode_groups)
+        for theirs in range(prefill_groups)
     )
 
 
@@ -54,13 +103,16 @@ def regions_objection(
     used: set[int],
     geometry: KvGeometry | None,
     groups: int = 1,
+    *,
+    reach: set[int] | None = None,
 ) -> str | None:
     """What is wrong with the peer's descriptors, or None.
 
     `used`: its NICs that are connected; each needs the scratch region. `geometry`: of each of the
-    peer's `groups` when its KV memory is written to (then every rank must be reachable over a used
-    NIC), else None.
+    peer's `groups` when its KV memory is written to (then every rank must be reachable over one of
+    `reach`, default `used`), else None.
     """
+    reach = used if reach is None else reach
     ranks = [region.rank for region in regions]
     wanted = {SCRATCH_RANK, *range(geometry.tp * groups if geometry else 0)}
     if set(ranks) != wanted or len(ranks) != len(wanted):
@@ -76,7 +128,7 @@ def regions_objection(
         else:
             assert geometry is not None
             need = geometry.region_bytes
-            if need and not used & by_nic.keys():
+            if need and not reach & by_nic.keys():
                 return f"rank {region.rank} is registered on none of the connected NICs"
         for nic, pieces in by_nic.items():
             covered = _covered(pieces)

@@ -236,16 +236,20 @@ class Push:
         text: str,
         other_pairs: bool,
         now: float,
+        stranded: bool = False,
     ) -> list[Effect]:
         """Writes came back with an error, or could not be posted (no `pairs`).
 
-        `other_pairs`: the session has connections left.
+        `other_pairs`: the session has connections left. `stranded`: none of them leads to the
+        memory that they are for, until the decode node has seen to it and regrants.
         """
         attempt = self._attempt(transfer, _AttemptState.OPEN)
         attempt.state = _AttemptState.FAILED
         found = set(pairs)
         if self.state in _ALIVE:
-            if not found:
+            if not found and self.state is PushState.REPLAY:
+                return self._settle(now)  # another attempt follows, which has its own fate
+            if not found and not stranded:
                 return self._fail(FailCause.WRITE, text, (), now)
             # Where regrant has come already, what failed over fenced pairs asks for no other one.
             self.regrant_due = self.regrant_due or self.state is not PushState.REPLAY

@@ -50,6 +50,7 @@ Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # refuses NaN and infinity as well
 Nic = Annotated[int, Meta(ge=0, le=65535)]
+Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 Pair = tuple[Nic, Nic]
 
 
@@ -116,6 +117,8 @@ class NicAddress(msgspec.Struct, frozen=True, array_like=True):
     nic: Nic
     name: Name
     endpoint: Annotated[bytes, Meta(max_length=512)]
+    # of its device group, whose memory it is for; numbered as in RegionDescriptor; empty: all
+    ranks: Annotated[list[Rank], Meta(max_length=MAX_RANKS)] = []
 
 
 class RegionPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -249,7 +252,11 @@ class NicDown(Message, frozen=True, tag="nic_down"):
 
 
 class NicFenced(Message, frozen=True, tag="nic_fenced"):
+    """`regions`: ranks that lost their last NIC with this pair, with further NICs of the session
+    that they are registered with now."""
+
     pair: Pair
+    regions: Annotated[list[RegionDescriptor], Meta(max_length=MAX_RANKS)] = []
 
 
 class NicUp(Message, frozen=True, tag="nic_up"):
@@ -279,6 +286,7 @@ class TestWrites(Message, frozen=True, tag="test_writes"):
     passes: Annotated[int, Meta(ge=1, le=MAX_TEST_PASSES)]
     length: Positive
     serial: bool
+    rank: Rank = 0  # whose pages they are; one that the decode NIC is for
 
 
 class TestWritten(Message, frozen=True, tag="test_written"):

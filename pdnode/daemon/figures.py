@@ -79,6 +79,7 @@ class Figures:
             transfer_failures=failures,
             fences={} if self.peering is None else self.peering.fences,
             nic_returns=0 if self.peering is None else self.peering.returns,
+            detours=self._detours(),
             local_prefills=self.service.local_prefills,
             recomputed=self.service.recomputed,
             rejected=self.service.rejected,
@@ -106,6 +107,10 @@ class Figures:
             return ()
         pages = engine.figures.fetched_pages + engine.figures.stored_pages
         return staged_conditions(engine.region, self.config.node.role, engine.geometry, pages)
+
+    def _detours(self) -> int:
+        pushed = 0 if self.push is None else self.push.figures.detours
+        return pushed + (0 if self.peers is None else self.peers.carried)
 
     @property
     def open_transfers(self) -> int:

@@ -83,7 +83,13 @@ class Links:
         stack.push_async_callback(dialer.close)
         peers = PeerManager(
             config,
-            Identity(self._hello(), transfer.nics, {} if prefill else self._writable()),
+            Identity(
+                self._hello(),
+                transfer.nics,
+                {} if prefill else self._writable(),
+                transfer.devices,
+                dict(enumerate(transfer.homes)),
+            ),
             transfer.fabric,
             peering,
             dial=dialer.dial,
@@ -149,6 +155,7 @@ class Links:
             records=self._records,
             clock=time.monotonic,
             digester=digester,
+            devices=self._transfer.devices,
         )
         self._transfer.engine.on(frozenset({"drained", "failed", "settled"}), push.fabric_event)
         self._parts.push = push
@@ -180,14 +187,20 @@ class Links:
             geometry=self._engine.geometry,
             next_transfer=push.next_transfer,
             mtu_of=lambda nic: mtu_of(Sysfs(), nics[nic].name),
+            devices=self._transfer.devices,
         )
         self._transfer.engine.on(frozenset({"drained", "failed", "settled"}), sender.fabric_event)
         return sender
 
     def _make_receiver(self, pull: PullMessenger) -> TestReceiver:
         transfer = self._transfer
-        gate = self._engine.groups[0].gate
-        receiver = TestReceiver(fabric=transfer.fabric, gate=gate, pulls=pull)
+        receiver = TestReceiver(
+            fabric=transfer.fabric,
+            gates=[group.gate for group in self._engine.groups],
+            pulls=pull,
+            tp=self._engine.geometry.tp,
+            rank_of=transfer.rank_of,
+        )
         transfer.engine.on(frozenset({"reached", "overshoot"}), receiver.fabric_event)
         page_bytes = self._engine.geometry.page_bytes
         self._parts.fabric_test = FabricTest(self._config, transfer, receiver, page_bytes)

@@ -30,7 +30,7 @@ from pdnode.daemon.lifecycle import Lifecycle, Phase, Restarts
 from pdnode.daemon.links import Links
 from pdnode.daemon.notify import Notifier
 from pdnode.daemon.observe import Observation
-from pdnode.daemon.placement import choose_threads
+from pdnode.daemon.placement import choose_places
 from pdnode.daemon.reload import ConfigSource
 from pdnode.daemon.rolechange import DRAIN_POLL_S, RoleChange
 from pdnode.daemon.service import NodeService
@@ -247,27 +247,32 @@ class Node:
         config = self._config
         self._fingerprint = await asyncio.to_thread(fingerprint, config.model.path)
         self._parts.host = await asyncio.to_thread(HostView, config)
-        threads = await asyncio.to_thread(choose_threads, config)
+        placed = await asyncio.to_thread(choose_places, config)
         wake_fds = []
         if config.node.role is not Role.COLOCATED:
             self._service.loading = "opening the NICs"
-            transfer = await asyncio.to_thread(open_transfer, config, cpu=threads.progress)
+            transfer = await asyncio.to_thread(open_transfer, config, placed)
             self._parts.transfer = transfer
             stack.callback(transfer.close)
             stack.callback(self._forget_engine)  # nobody looks into what is being closed
             transfer.engine.start(asyncio.get_running_loop())
-            wake_fds = [transfer.wake_fd]
+            wake_fds = transfer.wake_fds
         core = self._parts.transfer
         region = choose_region(config, None) if core is None else core.region
         engine = await start_engine(
-            config, wake_fds, self._on_loading, cpus=threads.worker, region=region
+            config, wake_fds, self._on_loading, cpus=placed.worker, region=region
         )
         stack.push_async_callback(engine.close)
         stack.callback(self._forget_engine)
         self._parts.engine = engine
         if core is not None:
             self._regions = [
-                core.add_memory(one.worker, engine.geometry, gpus_of(config, number))
+                core.add_memory(
+                    one.worker,
+                    engine.geometry,
+                    gpus_of(config, number),
+                    first_rank=number * config.engine.tp,
+                )
                 for number, one in enumerate(engine.groups)
             ]
 

@@ -1,33 +1,69 @@
-"""Which CPUs this node's threads get: near to its NICs, where [topology] pin asks for it."""
+"""How this node's device groups lie to each other, and which CPUs its threads get where [topology]
+pin asks for it."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from pdnode.config import Config
 from pdnode.obs.log import event
 from pdnode.topology.cpus import format_cpulist
 from pdnode.topology.detect import detect, find_nic
+from pdnode.topology.groups import nearest_groups
+from pdnode.topology.host import Host, Nic
 from pdnode.topology.ncclxml import override, read_topology_file
-from pdnode.topology.threads import Threads, allowed_cpus, place_host_threads
-
-NO_THREADS = Threads(-1, ())
-"""The kernel places all threads."""
+from pdnode.topology.threads import (
+    GroupThreads,
+    allowed_cpus,
+    place_group_threads,
+    place_host_threads,
+)
 
 _log = logging.getLogger(__name__)
 
 
-def choose_threads(config: Config) -> Threads:
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """By device group: `progress`, the CPU of its thread, −1: the kernel places it; `near`, the
+    groups in the order of their distance. `worker`: CPUs of the workers; empty: all."""
+
+    progress: tuple[int, ...] = (-1,)
+    worker: tuple[int, ...] = ()
+    near: tuple[tuple[int, ...], ...] = ((0,),)
+
+
+NOT_PLACED = Placed()
+"""One group, and the kernel places all threads."""
+
+
+def choose_places(config: Config) -> Placed:
     """Reads /sys for some milliseconds. ConfigError if the topology file cannot be read."""
-    if not config.topology.pin:
-        return NO_THREADS
+    count = max((nic.group for nic in config.fabric.nics), default=0) + 1
+    if count == 1 and not config.topology.pin:
+        return NOT_PLACED
     host = detect()
     if config.topology.file:
         host = override(host, read_topology_file(Path(config.topology.file)))
-    nics = [found for nic in config.fabric.nics if (found := find_nic(host, nic.name)) is not None]
-    threads = place_host_threads(host, nics, allowed_cpus())
+    groups: list[list[Nic]] = [[] for _ in range(count)]
+    for nic in config.fabric.nics:
+        if (found := find_nic(host, nic.name)) is not None:
+            groups[nic.group].append(found)
+    near = nearest_groups(groups)
+    if not config.topology.pin:
+        return Placed((-1,) * count, (), near)
+    threads = _pin(host, groups)
+    return Placed(threads.progress, threads.worker, near)
+
+
+def _pin(host: Host, groups: list[list[Nic]]) -> GroupThreads:
+    if len(groups) > 1:
+        threads = place_group_threads(host, groups, allowed_cpus())
+    else:
+        one = place_host_threads(host, groups[0], allowed_cpus())
+        threads = GroupThreads((one.progress,), one.worker, one.problem)
     event(
         _log, logging.WARNING if threads.problem else logging.INFO, "topology.pinned", "pinned",
-        progress_cpu=threads.progress, worker_cpus=format_cpulist(threads.worker),
+        progress_cpu=format_cpulist(threads.progress), worker_cpus=format_cpulist(threads.worker),
         problem=threads.problem,
     )  # fmt: skip
     return threads

@@ -46,12 +46,14 @@ class Progress:
         )
 
     def _core_moved(self) -> bool:
-        """The core's thread sleeps while it has nothing to do, so it is woken for the next look."""
+        """The core's threads sleep while they have nothing to do, so they are woken for the next
+        look."""
         transfer = self._parts.transfer
         if transfer is None:
             return True
         turns, self._turns = self._turns, transfer.fabric.statistics()["turns"]
-        os.write(transfer.wake_fd, (1).to_bytes(8, "little"))
+        for wake_fd in transfer.wake_fds:
+            os.write(wake_fd, (1).to_bytes(8, "little"))
         return turns != self._turns
 
 

@@ -1,4 +1,4 @@
-"""Opens the transfer core for this node: library, device group, listeners, the worker's memory."""
+"""Opens the transfer core for this node: library, device groups, listeners, the workers' memory."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from pdnode.config import Config, NicConfig
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.wire import NicAddress
 from pdnode.daemon.kvregion import HOST_MEMORY, RegionChoice, choose_region
+from pdnode.daemon.placement import NOT_PLACED, Placed
 from pdnode.engine.group import WorkerGroup
 from pdnode.errors import DeviceMissing
 from pdnode.fabric._native import Fabric, FabricError
@@ -16,6 +17,7 @@ from pdnode.fabric.engine import FabricEngine
 from pdnode.fabric.library import find_library
 from pdnode.memory import cudriver
 from pdnode.memory.cumem import CumemRegion
+from pdnode.messenger.devices import Devices
 from pdnode.messenger.groups import SourceRegion
 from pdnode.types import RegionKind, Role
 
@@ -26,11 +28,13 @@ make progress; never before `[peer] stall_s` would."""
 
 @dataclass(slots=True)
 class Transfer:
-    """The opened core. `group` 0 has every NIC; on CPU there is one group."""
+    """The opened core. NICs are numbered in the order of their device groups, and within one in
+    that of the configuration. `homes`: device group of each rank."""
 
     engine: FabricEngine
     fabric: Fabric
-    group: int
+    devices: Devices
+    homes: tuple[int, ...]
     nics: tuple[NicAddress, ...]  # endpoint: where peers connect, since `take_role` of a prefill
     line_bytes_per_s: Mapping[str, float]  # by NIC name, where the kernel knows the link speed
     region: RegionChoice = HOST_MEMORY
@@ -39,8 +43,13 @@ class Transfer:
     _device_memory: list[CumemRegion] = field(default_factory=list)
 
     @property
-    def wake_fd(self) -> int:
-        return self.fabric.wake_fd(self.group)
+    def wake_fds(self) -> list[int]:
+        """Of the progress threads, by device group."""
+        return [self.fabric.wake_fd(group) for group in range(len(self.devices.nics))]
+
+    def rank_of(self, nic: int) -> int:
+        """One whose memory this NIC is for."""
+        return self.homes.index(self.devices.group_of(nic))
 
     def take_role(self, config: Config) -> None:
         """Addresses for the role of `config`; a prefill node listens on its NICs. Blocks for a
@@ -48,41 +57,56 @@ class Transfer:
         """
         listens = config.node.role is Role.PREFILL and self.fabric.limits["endpoint"] == "msg"
         addresses = []
-        for number, nic in enumerate(config.fabric.nics):
+        for number, nic in enumerate(_in_groups(config)):
             if listens and number not in self._listening:
                 try:
                     self._listening[number] = _listen(self.fabric, number, nic, config)
                 except FabricError as error:
                     raise DeviceMissing(f"[fabric] {error}") from error
             endpoint = self._listening[number] if listens else b""
-            addresses.append(NicAddress(number, nic.name, endpoint))
+            addresses.append(NicAddress(number, nic.name, endpoint, self._ranks(nic.group)))
         self.nics = tuple(addresses)
 
+    def _ranks(self, group: int) -> list[int]:
+        """Of one of several device groups."""
+        several = len(self.devices.nics) > 1
+        return [rank for rank, home in enumerate(self.homes) if several and home == group]
+
     def add_memory(
-        self, worker: WorkerGroup, geometry: KvGeometry, gpus: Sequence[str] = ()
+        self,
+        worker: WorkerGroup,
+        geometry: KvGeometry,
+        gpus: Sequence[str] = (),
+        *,
+        first_rank: int,
     ) -> tuple[SourceRegion, ...]:
         """Map the region of each rank of a TP group, and the leader's counter page, into the core.
 
         One counter for all: it rises once the layer's KV is final on every rank. `gpus`: of the
-        ranks, for regions in their memory. DeviceMissing if a NIC or a GPU refuses one.
+        ranks, for regions in their memory. Ranks are numbered over all TP groups, from `first_rank`
+        on. DeviceMissing if a NIC or a GPU refuses one.
         """
         counter = self.fabric.add_counter(worker.counter_fd)
+        homes = self.homes[first_rank : first_rank + len(worker.region_fds)]
         try:
             if self.region.kind is RegionKind.CUMEM:
                 numbers = [
-                    self._add_device_region(fd, geometry, gpu)
-                    for fd, gpu in zip(worker.region_fds, gpus, strict=True)
+                    self._add_device_region(home, fd, geometry, gpu)
+                    for home, fd, gpu in zip(homes, worker.region_fds, gpus, strict=True)
                 ]
             else:
                 size, page = geometry.region_bytes, geometry.page_bytes
                 numbers = [
-                    self.fabric.add_region(self.group, fd, size, page) for fd in worker.region_fds
+                    self.fabric.add_region(home, fd, size, page)
+                    for home, fd in zip(homes, worker.region_fds, strict=True)
                 ]
         except FabricError as error:
             raise DeviceMissing(f"[fabric] {error}") from error
-        return tuple(SourceRegion(number, counter) for number in numbers)
+        return tuple(
+            SourceRegion(number, counter, home) for number, home in zip(numbers, homes, strict=True)
+        )
 
-    def _add_device_region(self, fd: int, geometry: KvGeometry, gpu: str) -> int:
+    def _add_device_region(self, group: int, fd: int, geometry: KvGeometry, gpu: str) -> int:
         """Mapped on the GPU that it is of; unmapped by `close`, after the NICs are."""
         ordinal = cudriver.find_gpu(gpu).ordinal
         mine = os.dup(fd)
@@ -95,7 +119,7 @@ class Transfer:
         dmabuf = region.dmabuf()
         try:
             return self.fabric.add_device_region(
-                self.group, dmabuf, region.address, region.size_bytes, geometry.page_bytes, ordinal
+                group, dmabuf, region.address, region.size_bytes, geometry.page_bytes, ordinal
             )
         finally:
             os.close(dmabuf)
@@ -107,11 +131,13 @@ class Transfer:
             self._device_memory.pop().close()
 
 
-def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:
-    """Blocks for the self-test of every NIC; its thread runs on `cpu` if ≥ 0. DeviceMissing in
-    words if a part is not there, ConfigError as choose_region."""
+def open_transfer(config: Config, placed: Placed = NOT_PLACED) -> Transfer:
+    """Blocks for the self-test of every NIC. DeviceMissing in words if a part is not there,
+    ConfigError as choose_region."""
     fabric_config = config.fabric
-    nics = fabric_config.nics
+    nics = _in_groups(config)
+    ranks = config.engine.tp * config.engine.dp
+    groups = [[n for n, nic in enumerate(nics) if nic.group == g] for g in range(len(placed.near))]
     try:
         library = find_library(fabric_config.library, fabric_config.provider)
         region = choose_region(config, library)
@@ -122,12 +148,19 @@ def open_transfer(config: Config, *, cpu: int = -1) -> Transfer:
             silence_s=max(WRITE_SILENCE_S, 2 * config.peer.stall_s),
             device_memory=region.kind is RegionKind.CUMEM,
         )
-        group = fabric.add_group([(nic.name, nic.address) for nic in nics], cpu)
-        addresses = tuple(NicAddress(number, nic.name, b"") for number, nic in enumerate(nics))
+        for members, cpu in zip(groups, placed.progress, strict=True):
+            fabric.add_group([(nics[n].name, nics[n].address) for n in members], cpu)
     except FabricError as error:
         raise DeviceMissing(f"[fabric] {error}") from error
+    addresses = tuple(NicAddress(number, nic.name, b"") for number, nic in enumerate(nics))
     speeds = {nic.name: speed for nic in nics if (speed := _line_bytes_per_s(nic.name))}
-    return Transfer(FabricEngine(fabric), fabric, group, addresses, speeds, region)
+    devices = Devices(tuple(frozenset(members) for members in groups), placed.near)
+    homes = tuple(rank * len(groups) // ranks for rank in range(ranks))
+    return Transfer(FabricEngine(fabric), fabric, devices, homes, addresses, speeds, region)
+
+
+def _in_groups(config: Config) -> list[NicConfig]:
+    return sorted(config.fabric.nics, key=lambda nic: nic.group)
 
 
 def _line_bytes_per_s(interface: str) -> float | None:

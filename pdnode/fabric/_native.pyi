@@ -38,6 +38,7 @@ class Event:
 EVENT_KINDS: Final[tuple[str, ...]]
 """
 opened      session: its regions are registered; `descriptors(session)` may be read
+carried     session: what carry() asked for is registered; text: why it could not be
 connected   session, pair: the connection is established (MSG), or the address is known (RDM)
 probed      session, pair: our probe write came back with success and the peer's probe arrived
 lost        session, pair, text: the connection died; nothing is fenced by that alone
@@ -139,6 +140,10 @@ class Fabric:
         other ones are rejected). RDM: an endpoint of its own per NIC."""
     def descriptors(self, session: int) -> list[tuple[int, list[tuple[int, int, int, int, int]]]]:
         """[(region or −1 for scratch, [(nic, offset, length, base, key)])], for the peer."""
+    def carry(self, session: int, region: int, group: int) -> None:
+        """A writable region of another group: register it for this session with the session's NICs
+        of `group` as well, also where they are registered anew later → carried. What `group` has
+        registered of it stays until the session ends (verbs: until remove_region)."""
     def connect(
         self, session: int, pair: tuple[int, int], endpoint: bytes, deadline_s: float
     ) -> None:
@@ -192,8 +197,11 @@ class Fabric:
         length: int,
         whole_page: bool,
         spans: Sequence[tuple[int, int, int]],
+        group: int = -1,
     ) -> None:
         """One layer program: layer l is due when counter ≥ base + l + 1 (counter −1: due now).
+        `group`: whose NICs carry it; −1: those of the region's own. Another one registers the
+        region first, where the provider wants that of a source.
         spans are (source page, destination page, count). Bounds are checked against both regions
         before anything is queued (FabricError names what is outside)."""
     def finish(self, transfer: int) -> None:

@@ -8,13 +8,14 @@ came back with success, or after a fence of that connection. Everything runs on 
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdnode.core import wire
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.slots import Slot
 from pdnode.fabric._native import Event, Fabric, FabricError
+from pdnode.messenger.devices import ONE_GROUP, Devices
 from pdnode.messenger.dispatch import check_immediate
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.pull import PullMessenger
@@ -54,6 +55,7 @@ class TestSender:
         geometry: KvGeometry,
         next_transfer: Callable[[], TransferId],
         mtu_of: Callable[[int], int],
+        devices: Devices = ONE_GROUP,
     ) -> None:
         self._fabric = fabric
         self._gate = gate
@@ -61,6 +63,7 @@ class TestSender:
         self._geometry = geometry
         self._next_transfer = next_transfer
         self._mtu_of = mtu_of
+        self._devices = devices
         self._now: _Sending | None = None
 
     def frame(self, session: PeerSession, frame: wire.Frame) -> None:
@@ -118,6 +121,8 @@ class TestSender:
             return f"NIC pair {ask.pair} is not connected"
         if (problem := check_immediate(ask.immediate)) is not None:
             return problem
+        if ask.rank >= there.tp * session.groups:
+            return f"rank: {ask.rank} of {there.tp * session.groups}"
         if not 1 <= ask.length <= min(there.page_bytes, self._geometry.page_bytes):
             return f"length: {ask.length}, a page has {self._geometry.page_bytes} bytes"
         if ask.serial and (ask.passes > MAX_SERIAL or pages != 1):
@@ -152,13 +157,14 @@ class TestSender:
                 source_layer_stride=0,
                 source_page_stride=here.page_bytes,
                 source_offset=0,
-                remote_rank=0,
+                remote_rank=ask.rank,
                 remote_layer_stride=0,
                 remote_page_stride=there.page_bytes,
                 remote_offset=0,
                 length=ask.length,
                 whole_page=ask.length == here.page_bytes == there.page_bytes,
                 spans=spans,
+                group=self._devices.group_of(ask.pair[1]),
             )
         except FabricError as error:
             now.cause = str(error)
@@ -190,6 +196,7 @@ class _Lent:
     session: PeerSession
     pair: Pair
     slot: Slot
+    gate: PageGate
     pages: tuple[Run, ...]
     answer: asyncio.Future[wire.TestWritten]
     reached: asyncio.Event
@@ -197,14 +204,25 @@ class _Lent:
 
 
 class TestReceiver:
-    """Decode side. `gate` gives out pages of the first rank."""
+    """Decode side. `gates` give out pages, one per TP group; `rank_of(nic)` is a rank whose memory
+    a local NIC is for."""
 
     __test__ = False  # no test class
 
-    def __init__(self, *, fabric: Fabric, gate: PageGate, pulls: PullMessenger) -> None:
+    def __init__(
+        self,
+        *,
+        fabric: Fabric,
+        gates: Sequence[PageGate],
+        pulls: PullMessenger,
+        tp: int = 1,
+        rank_of: Callable[[int], int] = lambda nic: 0,
+    ) -> None:
         self._fabric = fabric
-        self._gate = gate
+        self._gates = gates
         self._pulls = pulls
+        self._tp = tp
+        self._rank_of = rank_of
         self._numbers = 0
         self._lent: dict[str, _Lent] = {}
 
@@ -222,8 +240,10 @@ class TestReceiver:
         """Have the peer write over `pair`. A test that fails or takes longer than `timeout_s` ends
         that connection, as any writes that fail do."""
         slot = await self._pulls.take_slot()
+        rank = self._rank_of(pair[0])
+        gate = self._gates[rank // self._tp]
         try:
-            runs = await self._gate.reserve(pages)
+            runs = await gate.reserve(pages)
         except asyncio.CancelledError:
             self._pulls.return_slot(slot)
             raise
@@ -231,7 +251,7 @@ class TestReceiver:
         self._numbers += 1
         key = f"{session.boot}:test:{self._numbers}"
         future: asyncio.Future[wire.TestWritten] = asyncio.get_running_loop().create_future()
-        lent = self._lent[key] = _Lent(session, pair, slot, runs, future, asyncio.Event())
+        lent = self._lent[key] = _Lent(session, pair, slot, gate, runs, future, asyncio.Event())
         self._fabric.arm(slot.slot, slot.generation, session.session, expected)
         session.send(
             wire.TestWrites(
@@ -242,6 +262,7 @@ class TestReceiver:
                 passes=passes,
                 length=length,
                 serial=serial,
+                rank=rank,
             )
         )
         try:
@@ -306,7 +327,7 @@ class TestReceiver:
         """Until the fence the writes may land: the messenger fences, as for any lost connection."""
         if not lent.failed:
             lent.failed = True
-            self._gate.pool.quarantine(lent.pages)
+            lent.gate.pool.quarantine(lent.pages)
             self._pulls.pair_lost(lent.session, lent.pair, text)
 
     def _free(self, key: str) -> None:
@@ -315,4 +336,4 @@ class TestReceiver:
             return
         self._fabric.disarm(lent.slot.slot)
         self._pulls.return_slot(lent.slot)
-        self._gate.release(lent.pages)
+        lent.gate.release(lent.pages)

@@ -35,6 +35,7 @@ class SourceRegion:
 
     region: int
     counter: int
+    group: int = 0  # its device group
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from pdnode.core import link_effects as effects
@@ -19,6 +19,7 @@ from pdnode.core.link import Link
 from pdnode.core.link_state import OVER, State
 from pdnode.core.nics import SCRATCH_RANK, Pair
 from pdnode.fabric._native import FabricError
+from pdnode.messenger.devices import ONE_GROUP, Devices
 from pdnode.messenger.session import PeerSession, SessionListener
 from pdnode.obs.log import event
 from pdnode.types import BootId, NodeId, Role, SessionId
@@ -57,6 +58,7 @@ class SessionFabric(Protocol):
         self, session: int, nics: Sequence[int], writable: Sequence[int], token: bytes
     ) -> None: ...
     def descriptors(self, session: int) -> list[tuple[int, list[Piece]]]: ...
+    def carry(self, session: int, region: int, group: int) -> None: ...
     def endpoint_name(self, session: int, nic: int) -> bytes: ...
     def connect(self, session: int, pair: Pair, endpoint: bytes, deadline_s: float) -> None: ...
     def set_remote(self, session: int, regions: Sequence[tuple[int, Sequence[Piece]]]) -> None: ...
@@ -84,6 +86,8 @@ class Identity:
     hello: wire.Hello
     nics: tuple[wire.NicAddress, ...]  # endpoint: where peers connect (prefill, FI_EP_MSG)
     regions: Mapping[int, int]  # rank → fabric region that a peer may write to; decode only
+    devices: Devices = ONE_GROUP
+    homes: Mapping[int, int] = field(default_factory=dict)  # rank → its device group; default 0
 
 
 class LinkOwner(Protocol):
@@ -127,7 +131,8 @@ class PeerLink:
         self._owner = owner
         self._counters = counters
         self._clock = clock
-        self._ranks: tuple[int, ...] = ()  # of the peer, that we may write to
+        self._carriers: dict[int, frozenset[int]] = {}  # by rank of the peer that we may write to
+        self._carrying = 0  # registrations that are asked for
         self._pending: deque[effects.Effect] = deque()
         self._applying = False
         self._timer: asyncio.TimerHandle | None = None
@@ -164,6 +169,13 @@ class PeerLink:
         """Takes new work: up, not draining, getting on."""
         return self.core.state is State.UP and not self.core.draining and not self.core.stalled
 
+    def bare_groups(self) -> list[int]:
+        """Device groups of a session that is up of which no NIC carries anything now."""
+        live = {here for here, _ in self.core.live_pairs}
+        gone = {here for here, _ in self.core.gone_pairs}
+        groups = enumerate(self._identity.devices.nics)
+        return [group for group, nics in groups if gone & nics and not live & nics]
+
     def close(self, text: str) -> None:
         self._apply(self.core.close(text, self._clock()))
 
@@ -175,11 +187,13 @@ class PeerLink:
         self._transport.send(wire.encode(frame))
 
     def fabric_event(self, found: FabricEvent) -> None:
-        """opened, connected, probed, lost or fenced, of this session."""
+        """opened, carried, connected, probed, lost or fenced, of this session."""
         now, pair = self._clock(), found.pair
         match found.kind:
             case "opened":
-                self._opened(now)
+                self._described(self.core.session_opened)
+            case "carried":
+                self._carried(found.text)
             case "connected":
                 self._apply(self.core.pair_connected(pair, now))
             case "probed":
@@ -220,6 +234,7 @@ class PeerLink:
                 | effects.Connect()
                 | effects.Probe()
                 | effects.FencePair()
+                | effects.Carry()
             ):
                 self._call_fabric(effect)
             case effects.Fence():
@@ -256,7 +271,8 @@ class PeerLink:
         | effects.SetRemote
         | effects.Connect
         | effects.Probe
-        | effects.FencePair,
+        | effects.FencePair
+        | effects.Carry,
     ) -> None:
         fabric, session, identity = self._fabric, self.session, self._identity
         try:
@@ -269,9 +285,7 @@ class PeerLink:
                     writable = list(identity.regions.values())
                     fabric.open_session(session, [effect.nic], writable, effect.token)
                 case effects.SetRemote():
-                    self._ranks = tuple(
-                        sorted({region.rank for region in effect.regions} - {SCRATCH_RANK})
-                    )
+                    self._know(effect.regions)
                     fabric.set_remote(session, [_to_fabric(region) for region in effect.regions])
                 case effects.Connect():
                     deadline_s = self._connect_timeout_s
@@ -280,6 +294,8 @@ class PeerLink:
                     fabric.probe(session)
                 case effects.FencePair():
                     fabric.fence(session, effect.pair)
+                case effects.Carry():
+                    self._carry(effect)
         except FabricError as error:
             opened = not isinstance(effect, effects.OpenSession)
             lost = self.core.fabric_failed(str(error), self._clock(), opened=opened)
@@ -287,17 +303,53 @@ class PeerLink:
                 self._pending.clear()
             self._pending += lost
 
-    def _opened(self, now: float) -> None:
+    def _carry(self, effect: effects.Carry) -> None:
+        identity = self._identity
+        for rank in effect.ranks:
+            group = identity.devices.carrier(identity.homes.get(rank, 0), effect.nics)
+            assert group is not None, "the machine names NICs of this session"
+            self._fabric.carry(self.session, identity.regions[rank], group)
+            self._carrying += 1
+            event(
+                _log, logging.WARNING, "nic.carried", "memory goes over another group's NICs",
+                peer=self.core.peer_node, rank=rank, group=group,
+            )  # fmt: skip
+
+    def _carried(self, cause: str) -> None:
+        self._carrying -= 1
+        if cause:
+            self._apply(self.core.fabric_failed(cause, self._clock()))
+        elif self._carrying == 0:
+            self._described(lambda _, regions, now: self.core.carried(regions, now))
+
+    def _know(self, regions: Sequence[wire.RegionDescriptor]) -> None:
+        self._carriers = {
+            region.rank: frozenset(piece.nic for piece in region.pieces)
+            for region in regions
+            if region.rank != SCRATCH_RANK
+        }
+        if self.peer is not None:
+            self.peer.carriers = self._carriers
+
+    def _described(
+        self,
+        tell: Callable[
+            [list[wire.NicAddress], list[wire.RegionDescriptor], float], list[effects.Effect]
+        ],
+    ) -> None:
+        """Our NICs and descriptors, as they are now, for the machine."""
         if self.over:
             return
-        fabric, session = self._fabric, self.session
+        fabric, session, now = self._fabric, self.session, self._clock()
         ranks = {region: rank for rank, region in self._identity.regions.items()}
         ranks[_NO_REGION] = SCRATCH_RANK
         nics = list(self._identity.nics)
         try:
             if fabric.limits["endpoint"] == "rdm":
                 nics = [
-                    wire.NicAddress(nic.nic, nic.name, fabric.endpoint_name(session, nic.nic))
+                    wire.NicAddress(
+                        nic.nic, nic.name, fabric.endpoint_name(session, nic.nic), nic.ranks
+                    )
                     for nic in nics
                 ]
             regions = [
@@ -307,7 +359,7 @@ class PeerLink:
         except FabricError as error:  # fenced in the meantime
             self._apply(self.core.fabric_failed(str(error), now))
         else:
-            self._apply(self.core.session_opened(nics, regions, now))
+            self._apply(tell(nics, regions, now))
 
     def _fence(self) -> None:
         try:
@@ -356,6 +408,7 @@ class PeerLink:
             case effects.PairFenced():
                 assert peer is not None
                 self._forget_pair(peer, effect.pair)
+                peer.lent += effect.lent
                 listener.pair_fenced(peer, effect.pair)
             case effects.PairUp():
                 assert peer is not None
@@ -371,8 +424,9 @@ class PeerLink:
             role=Role(hello.role),
             hello=hello,
             geometry=up.agreement.geometry,
-            regions={rank: rank for rank in self._ranks},
+            regions={rank: rank for rank in sorted(self._carriers)},
             pairs=up.pairs,
+            carriers=self._carriers,
             groups=up.agreement.groups,
             outbox=self,
         )

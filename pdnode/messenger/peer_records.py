@@ -19,6 +19,7 @@ LOST = "W202"
 STALLED = "W203"
 UNFENCED = "W205"
 NIC_OUT = "W206"
+GROUP_OUT = "W207"
 GONE_SHOWN_S = 600.0  # a peer that nobody configured here is not missed for ever
 
 

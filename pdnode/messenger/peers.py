@@ -22,13 +22,20 @@ from pdnode.core.heartbeat import Counters
 from pdnode.core.link import Link
 from pdnode.core.link_state import LinkSettings
 from pdnode.messenger.peer_link import FabricEvent, Identity, PeerLink, SessionFabric, Transport
-from pdnode.messenger.peer_records import NIC_OUT, UNFENCED, PeerRecord, PeerStatus, Records
+from pdnode.messenger.peer_records import (
+    GROUP_OUT,
+    NIC_OUT,
+    UNFENCED,
+    PeerRecord,
+    PeerStatus,
+    Records,
+)
 from pdnode.messenger.session import PeerSession, SessionListener
 from pdnode.types import Role, SessionId
 
 FIRST_DELAY_S = 0.2
 LAST_WORD_S = 0.25  # between the last frame and the end of the connections
-SESSION_EVENTS = frozenset({"opened", "connected", "probed", "lost", "fenced"})
+SESSION_EVENTS = frozenset({"opened", "carried", "connected", "probed", "lost", "fenced"})
 
 _session_numbers = count(1)  # of the process: a SessionId is never used twice in one
 
@@ -69,6 +76,7 @@ class PeerManager:
         self._links: dict[SessionId, PeerLink] = {}
         self._connectors: dict[PrefillConfig, asyncio.Task[None]] = {}
         self._draining = False
+        self.carried = 0  # registrations of a rank's memory with another device group, since start
         self._closing = False
         self._settings = LinkSettings(
             token=config.peer.token,
@@ -121,6 +129,7 @@ class PeerManager:
 
     def fabric_event(self, event: FabricEvent) -> None:
         """One of SESSION_EVENTS. Those of sessions that are over are dropped."""
+        self.carried += event.kind == "carried" and not event.text
         link = self._links.get(SessionId(event.session))
         if link is not None:
             link.fabric_event(event)
@@ -191,6 +200,10 @@ class PeerManager:
             if gone := link.core.gone_pairs:
                 text = ", ".join(f"{names[here]} with its NIC {there}" for here, there in gone)
                 found.append((NIC_OUT, f"{peer}: {text}"))
+            for group in link.bare_groups():
+                nics = ", ".join(sorted(names[nic] for nic in self._identity.devices.nics[group]))
+                text = f"{peer}: device group {group} ({nics}): others carry its memory"
+                found.append((GROUP_OUT, text))
         return found
 
     # links

@@ -301,7 +301,8 @@ class PullMessenger:
             return
         self._fencing.discard((session.session, pair))
         session.pairs = tuple(other for other in session.pairs if other != pair)
-        session.send(wire.NicFenced(pair))
+        lent, session.lent = session.lent, ()
+        session.send(wire.NicFenced(pair, list(lent)))
         if not session.pairs:
             self._drop_link(session, "no connection is left")
             return

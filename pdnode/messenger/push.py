@@ -18,6 +18,7 @@ from pdnode.core.push import Push
 from pdnode.core.schedule import Chunk
 from pdnode.core.transfer import FailCause
 from pdnode.fabric._native import Event, Fabric, FabricError
+from pdnode.messenger.devices import ONE_GROUP, Devices
 from pdnode.messenger.digests import Digester, SourceDigests
 from pdnode.messenger.dispatch import DispatchLimits, check_dispatch, check_regrant
 from pdnode.messenger.groups import SourceGroup
@@ -52,6 +53,7 @@ class PushMessenger:
         records: Records,
         clock: Callable[[], float],
         digester: Digester | None = None,
+        devices: Devices = ONE_GROUP,
     ) -> None:
         assert groups
         assert all(len(group.regions) == geometry.tp for group in groups)
@@ -64,6 +66,7 @@ class PushMessenger:
         self._records = records
         self._clock = clock
         self._digester = digester
+        self._devices = devices
         self._transfers = 0
         self._work: dict[RequestKey, PushWork] = {}
         self._by_transfer: dict[TransferId, PushWork] = {}
@@ -174,9 +177,15 @@ class PushMessenger:
             return
         pairs = [_turned(pair) for pair in event.pairs]
         left = any(pair not in event.pairs for pair in work.session.pairs)
-        said = push.transfer_failed if event.kind == "failed" else push.transfer_settled
         text = event.text or "a write came back with an error"
-        self._apply(work, said(number, pairs, text=text, other_pairs=left, now=now))
+        if event.kind == "settled":
+            found = push.transfer_settled(number, pairs, text=text, other_pairs=left, now=now)
+        else:
+            lost = not pairs and left and self._stranded(work)
+            found = push.transfer_failed(
+                number, pairs, text=text, other_pairs=left, stranded=lost, now=now
+            )
+        self._apply(work, found)
 
     # inside: one dispatch
 
@@ -377,6 +386,11 @@ class PushMessenger:
         first_rank = work.dispatch.group * there.tp
         for program in effect.programs:
             source = work.group.regions[program.source_rank]
+            rank = first_rank + program.destination_rank
+            carrier = self._devices.carrier(source.group, work.session.reaching(rank))
+            if carrier is None:
+                carrier = source.group  # the core says that there is no way
+            self.figures.detours += carrier != source.group
             numbers.append(effect.chunk)
             self._fabric.submit(
                 effect.transfer,
@@ -387,14 +401,24 @@ class PushMessenger:
                 here.layer_stride,
                 here.page_bytes,
                 program.source_offset,
-                first_rank + program.destination_rank,
+                rank,
                 there.layer_stride,
                 there.page_bytes,
                 program.destination_offset,
                 program.length,
                 program.whole_page,
                 program.spans,
+                carrier,
             )
+
+    def _stranded(self, work: PushWork) -> bool:
+        """Whether some rank of the peer is reached over no connection that is left. That is told or
+        known there, and a regrant follows, once the rank has another NIC."""
+        first = work.dispatch.group * work.session.geometry.tp
+        return not all(
+            work.session.reaching(first + route.destination_rank)
+            for route in routes(self._geometry, work.session.geometry)
+        )
 
     def _pair_down(self, session: PeerSession, pair: transfer.Pair, text: str) -> None:
         here = _turned(pair)

@@ -28,6 +28,7 @@ class PushFigures:
     accepted: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     drained: int = 0
+    detours: int = 0  # layer programs that went over another device group's NICs
     failures: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)  # by peer
 

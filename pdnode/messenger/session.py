@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdnode.core.geometry import KvGeometry
-from pdnode.core.wire import Frame, Heartbeat, Hello
+from pdnode.core.wire import Frame, Heartbeat, Hello, RegionDescriptor
 from pdnode.types import BootId, NodeId, Role, SessionId
 
 
@@ -21,12 +21,21 @@ class PeerSession:
     geometry: KvGeometry  # of each of the peer's TP groups
     regions: Mapping[int, int]  # peer's rank → index for Fabric.submit; empty on a prefill's peer
     pairs: tuple[tuple[int, int], ...]  # connected (local NIC, remote NIC)
+    # On a prefill node: the peer's NICs that reach each of its ranks, connected or not.
+    carriers: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    # On a decode node: what goes to the peer with the next `nic_fenced` (core/carriers.py).
+    lent: tuple[RegionDescriptor, ...] = ()
     groups: int = 1  # TP groups of the peer
     draining: bool = False  # the peer said Drain
     rtt_s: float = 0.0
     last_heartbeat: Heartbeat | None = None
     up: bool = True
     outbox: "Outbox" = field(kw_only=True)
+
+    def reaching(self, rank: int) -> frozenset[int]:
+        """Local NICs that are connected to one which reaches this rank of the peer."""
+        there = self.carriers.get(rank)
+        return frozenset(here for here, nic in self.pairs if there is None or nic in there)
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; dropped silently once the link is gone. Never blocks, never raises."""

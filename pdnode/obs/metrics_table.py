@@ -182,6 +182,11 @@ TABLE: Mapping[str, Metric] = {
             "Connections between two NICs that were lost and came back.",
         ),
         Metric(
+            "pdnode_detours_total", "counter", "",
+            "Times that memory went over the NICs of another device group: registrations of a rank "
+            "(decode), layer programs (prefill).",
+        ),
+        Metric(
             "pdnode_peer_up", "gauge", "", "1 while the session with a peer is up.",
             ("peer", "role"),
         ),

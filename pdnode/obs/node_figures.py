@@ -60,6 +60,7 @@ class NodeFigures:
     transfer_failures: Mapping[str, int] = field(default_factory=dict)  # by reason
     fences: Mapping[str, int] = field(default_factory=dict)  # by cause
     nic_returns: int = 0
+    detours: int = 0
     local_prefills: Mapping[str, int] = field(default_factory=dict)  # by reason
     recomputed: int = 0
     rejected: int = 0
@@ -97,6 +98,7 @@ class NodeCollector(Collector):
         yield _counter("pdnode_kv_transfer_failures_total", _by_value(node.transfer_failures))
         yield _counter("pdnode_fences_total", _by_value(node.fences))
         yield _counter("pdnode_nic_returns_total", {(): node.nic_returns})
+        yield _counter("pdnode_detours_total", {(): node.detours})
         yield _gauge("pdnode_peer_up", {(peer.name, peer.role): peer.up for peer in node.peers})
         yield _gauge(
             "pdnode_peer_rtt_seconds",

@@ -57,6 +57,7 @@ REGISTRY: Mapping[str, Kind] = {
         Kind("W203", "warning", "a peer is up but does not get on"),
         Kind("W205", "error", "a peer's fence is not confirmed"),
         Kind("W206", "warning", "a NIC carries nothing to a peer"),
+        Kind("W207", "warning", "a device group has no NIC left to a peer"),
     )
 }  # fmt: skip
 assert not any(kind.affects_readiness and kind.visible_after_s for kind in REGISTRY.values())

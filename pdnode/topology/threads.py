@@ -64,6 +64,33 @@ def place_host_threads(host: Host, nics: Iterable[Nic], allowed: CpuSet) -> Thre
     return _split(cores, "" if len(cores) >= 2 else "fewer than two physical cores")
 
 
+@dataclass(frozen=True, slots=True)
+class GroupThreads:
+    """`progress`: a CPU for each device group's thread, −1 for none. The rest as in Threads."""
+
+    progress: tuple[int, ...]
+    worker: tuple[int, ...]
+    problem: str = ""
+
+
+def place_group_threads(
+    host: Host, groups: Sequence[Sequence[Nic]], allowed: CpuSet
+) -> GroupThreads:
+    """Threads of a node whose NICs are in several device groups: each group's on the node that most
+    of its NICs are near to, the workers on what is left."""
+    cores = _usable(host.cores, allowed)
+    free = list(cores)
+    progress = []
+    for nics in groups:
+        homes = [nic.place.cpus for nic in nics if nic.place.home >= 0]
+        home = max(homes, key=homes.count, default=host.cpus)
+        wanted = [core for core in free if core[0] in home] or free or cores or [[-1]]
+        progress.append(wanted[0][0])
+        free = [core for core in free if core is not wanted[0]]
+    problem = "" if free else "fewer physical cores than device groups and a worker"
+    return GroupThreads(tuple(progress), tuple(core[0] for core in free or cores), problem)
+
+
 def _usable(cores: Sequence[CpuSet], allowed: CpuSet | None) -> list[list[int]]:
     """Cores as sorted CPUs, cut down to the allowed ones; the first of each stands for it."""
     cut = [sorted(core if allowed is None else core & allowed) for core in cores]

@@ -34,6 +34,7 @@ STILL = {
     "pdnode_kv_transfer_failures_total",
     "pdnode_fences_total",
     "pdnode_nic_returns_total",
+    "pdnode_detours_total",
     "pdnode_nic_wire_bytes_total",
     "pdnode_nic_wire_errors_total",
     "pdnode_nic_link_speed_bytes_per_second",

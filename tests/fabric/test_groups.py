@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pdnode.fabric._native import Event, Fabric
+from pdnode.fabric._native import Event, Fabric, FabricError
 from pdnode.fabric.library import find_library
 from tests.fabric.fabric_node import LIBRARY, TOKEN, Node, immediate
 
@@ -41,12 +41,14 @@ class Host:
     wait = Node.wait
     gather = Node.gather
 
-    def submit(self, transfer: int, rank: int, spans: list[tuple[int, int, int]]) -> None:
+    def submit(
+        self, transfer: int, rank: int, spans: list[tuple[int, int, int]], *, group: int = -1
+    ) -> None:
         self.fabric.submit(
             transfer, counter=-1, base=0, layers=1, region=rank, source_layer_stride=SIZE,
             source_page_stride=PAGE_BYTES, source_offset=0, remote_rank=rank,
             remote_layer_stride=SIZE, remote_page_stride=PAGE_BYTES, remote_offset=0,
-            length=PAGE_BYTES, whole_page=False, spans=spans,
+            length=PAGE_BYTES, whole_page=False, spans=spans, group=group,
         )  # fmt: skip
 
 
@@ -74,6 +76,18 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[tuple[Host, Host]]:
     for rank, memory in enumerate(sender.memories):
         memory[:] = os.urandom(SIZE)
         assert rank < request.param
+    link(sender, target)
+    yield sender, target
+    sender.fabric.close()
+    target.fabric.close()
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Host, Host]]:
+    """Two groups each."""
+    sender, target = Host(2), Host(2)
+    for memory in sender.memories:
+        memory[:] = os.urandom(SIZE)
     link(sender, target)
     yield sender, target
     sender.fabric.close()
@@ -172,3 +186,83 @@ def test_the_whole_session_is_fenced_over_all_nics(hosts: tuple[Host, Host]) -> 
         assert [event for event in host.events if event.kind == "fenced"] == []
         assert host.fabric.statistics()["connections"] == 0
         assert host.fabric.statistics()["sessions"] == 0
+
+
+def test_a_group_without_nics_is_carried_by_the_other(sides: tuple[Host, Host]) -> None:
+    sender, target = sides
+    for host in sides:
+        host.fabric.fence(1, (0, 0))
+        host.wait("fenced", pair=(0, 0))
+    sender.fabric.open_transfer(1, 1, immediate(1, 0))
+    sender.submit(1, 0, everything())
+    assert "no connection to rank 0" in sender.wait("failed", transfer=1).text
+
+    registered = target.fabric.nic_statistics()[1]["registered_bytes"]
+    target.fabric.carry(1, 0, 1)
+    assert target.wait("carried").text == ""
+    assert target.fabric.nic_statistics()[1]["registered_bytes"] == int(registered) + SIZE
+    sender.fabric.set_remote(1, target.fabric.descriptors(1))
+    target.fabric.arm(2, 0, 1, 2 * PAGES)
+    sender.fabric.open_transfer(2, 1, immediate(2, 0))
+    for rank in (0, 1):
+        sender.submit(2, rank, everything(), group=1)
+    sender.fabric.finish(2)
+    target.wait("reached", slot=2)
+    sender.wait("drained", transfer=2)
+    for ours, theirs in zip(sender.memories, target.memories, strict=True):
+        assert pages_of(theirs) == pages_of(ours)[::-1]
+    assert [row["done_pages"] for row in sender.fabric.nic_statistics()] == [0, 2 * PAGES]
+
+    # Asked for again it is there; the fence of the session takes it away with the rest.
+    target.fabric.carry(1, 0, 1)
+    assert target.wait("carried").text == ""
+    target.fabric.fence(1)
+    target.wait("fenced", pair=(-1, -1))
+    assert [row["registered_bytes"] for row in target.fabric.nic_statistics()] == [0, 0]
+
+
+def test_what_a_group_carries_comes_back_with_its_nic(sides: tuple[Host, Host]) -> None:
+    """Its fence closes what was carried; registered anew, the NIC has it again."""
+    sender, target = sides
+    target.fabric.carry(1, 0, 1)
+    target.wait("carried")
+    for host in sides:
+        host.fabric.fence(1, (1, 1))
+        host.wait("fenced", pair=(1, 1))
+    assert target.fabric.nic_statistics()[1]["registered_bytes"] == 0
+    sender.fabric.open_session(1, [1], [], TOKEN)
+    target.fabric.open_session(1, [1], [0, 1], TOKEN)
+    for host in sides:
+        host.wait("opened")
+    target.fabric.connect(1, (1, 1), f"127.0.0.1:{sender.ports[1]}".encode(), 5.0)
+    sender.fabric.set_remote(1, target.fabric.descriptors(1))
+    target.fabric.set_remote(1, sender.fabric.descriptors(1))
+    for host in sides:
+        host.wait("connected", pair=(1, 1))
+        host.fabric.probe(1)
+    for host in sides:
+        host.wait("probed", pair=(1, 1))
+    target.fabric.arm(1, 0, 1, PAGES)
+    sender.fabric.open_transfer(1, 1, immediate(1, 0))
+    sender.submit(1, 0, everything(), group=1)
+    sender.fabric.finish(1)
+    target.wait("reached", slot=1)
+    assert pages_of(target.memories[0]) == pages_of(sender.memories[0])[::-1]
+
+
+def test_what_cannot_be_carried_is_refused_by_name(sides: tuple[Host, Host]) -> None:
+    sender, target = sides
+    for wrong, text in (
+        ((1, 9, 1), "region 9 is not open to session 1"),
+        ((1, 0, 5), "session 1 has no NIC of group 5"),
+        ((7, 0, 1), "session 7 is not open"),
+    ):
+        with pytest.raises(FabricError, match=text):
+            target.fabric.carry(*wrong)
+    sender.fabric.open_transfer(1, 1, immediate(1, 0))
+    with pytest.raises(FabricError, match="group 2 does not exist; there are 2"):
+        sender.submit(1, 0, everything(), group=2)
+
+
+def pages_of(memory: mmap.mmap) -> list[bytes]:
+    return [memory[at : at + PAGE_BYTES] for at in range(0, SIZE, PAGE_BYTES)]

@@ -6,11 +6,19 @@ from pathlib import Path
 import pytest
 
 from pdnode.config import Config, ModelConfig, NodeConfig, TopologyConfig
-from pdnode.daemon.placement import NO_THREADS, choose_threads
+from pdnode.daemon.placement import NOT_PLACED, choose_places
 from pdnode.topology.cpus import NumaNode, guess_cores, read_cores, read_nodes, read_online
 from pdnode.topology.detect import detect
+from pdnode.topology.groups import nearest_groups
 from pdnode.topology.sysfs import Sysfs
-from pdnode.topology.threads import Threads, allowed_cpus, place_host_threads, place_threads
+from pdnode.topology.threads import (
+    GroupThreads,
+    Threads,
+    allowed_cpus,
+    place_group_threads,
+    place_host_threads,
+    place_threads,
+)
 from pdnode.types import Role
 from tests.support.host_tree import GPU, MELLANOX, HostTree
 
@@ -79,7 +87,26 @@ def test_a_node_without_gpu_sits_with_its_nics(tree: HostTree) -> None:
 def test_a_node_pins_only_where_it_is_asked_to() -> None:
     """On this host, whatever it is."""
     config = Config(NodeConfig("n", Role.COLOCATED), ModelConfig(Path("/m"), "m"))
-    assert choose_threads(config) == NO_THREADS
-    pinned = choose_threads(dataclasses.replace(config, topology=TopologyConfig(pin=True)))
-    assert {pinned.progress, *pinned.worker} <= allowed_cpus()
+    assert choose_places(config) == NOT_PLACED
+    pinned = choose_places(dataclasses.replace(config, topology=TopologyConfig(pin=True)))
+    assert {*pinned.progress, *pinned.worker} <= allowed_cpus()
+    assert len(pinned.progress) == 1
     assert pinned.worker
+
+
+def test_device_groups_have_a_thread_each_near_to_their_nics(tree: HostTree) -> None:
+    for number, numa in enumerate((0, 1, 1)):
+        root = f"pci0000:{number}0"
+        tree.rdma(f"mlx5_{number}", tree.pci(f"{number}1:00.0", MELLANOX, root=root, numa=numa))
+    host = detect(tree.root)
+    groups = [[nic] for nic in host.nics]
+    everything = frozenset(range(16))
+    found = place_group_threads(host, groups, everything)
+    assert found == GroupThreads((0, 4, 5), (1, 2, 3, 6, 7))
+    few = place_group_threads(host, groups, frozenset({0, 1, 8, 9}))
+    assert few.progress == (0, 1, 0)  # two cores, so the last thread shares one
+    assert few.problem == "fewer physical cores than device groups and a worker"
+    assert place_group_threads(host, groups, frozenset()).progress == (-1, -1, -1)
+    # The nearest group stands in; equally near ones in turn.
+    assert nearest_groups(groups) == ((0, 1, 2), (1, 2, 0), (2, 1, 0))
+    assert nearest_groups([[], [], []]) == ((0, 1, 2), (1, 2, 0), (2, 0, 1))

@@ -130,6 +130,9 @@ class Core:
     def nics(self) -> range:
         return range(self.ether.nics[self.node])
 
+    def carry(self, session: int, region: int, group: int) -> None:
+        raise AssertionError("one device group reaches all memory")
+
     def endpoint_name(self, session: int, nic: int) -> bytes:
         raise AssertionError("only FI_EP_RDM has names")
 
@@ -239,6 +242,7 @@ class Core:
         length: int,
         whole_page: bool,
         spans: Sequence[tuple[int, int, int]],
+        group: int = -1,
     ) -> None:
         if not self.alive:
             return

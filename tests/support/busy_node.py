@@ -24,6 +24,7 @@ from pdnode.daemon.reload import ConfigSource
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.steps import StepLoop
 from pdnode.daemon.transfer import Transfer
+from pdnode.messenger.devices import ONE_GROUP
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.peer_records import PeerStatus
 from pdnode.messenger.pull import PullMessenger
@@ -212,7 +213,9 @@ def busy_node() -> BusyNode:
     parts.engine = Engine(GEOMETRY, (Group(cast(Any, None), gate, steps),))
     addresses = tuple(NicAddress(n, f"mlx5_{n}", b"") for n in range(NICS))
     speeds = {f"mlx5_{n}": 50e9 for n in range(NICS)}
-    parts.transfer = Transfer(cast(Any, None), cast(Any, fabric), 0, addresses, speeds)
+    parts.transfer = Transfer(
+        cast(Any, None), cast(Any, fabric), ONE_GROUP, (0,), addresses, speeds
+    )
     parts.peers, parts.pull = cast(Any, peers), pulls
     service.start(groups=parts.engine.groups, peers=peers, pulls=pulls)
     return BusyNode(observation, control, service, pulls, fabric)

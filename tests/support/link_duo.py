@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdnode.core import link_effects as effects
 from pdnode.core import wire
 from pdnode.core.cooldown import Cooldowns
 from pdnode.core.heartbeat import Counters
+from pdnode.core.hello import wire_geometry
 from pdnode.core.link import Link
 from pdnode.core.link_state import LinkSettings, State
 from pdnode.types import Role
@@ -26,8 +27,9 @@ def scratch(*nics: int) -> wire.RegionDescriptor:
     return wire.RegionDescriptor(-1, [wire.RegionPiece(nic, 0, 4096, 0, 7 + nic) for nic in nics])
 
 
-def memory(*nics: int, size: int = GEOMETRY.region_bytes) -> wire.RegionDescriptor:
-    return wire.RegionDescriptor(0, [wire.RegionPiece(nic, 0, size, 0, 70 + nic) for nic in nics])
+def memory(*nics: int, size: int = GEOMETRY.region_bytes, rank: int = 0) -> wire.RegionDescriptor:
+    pieces = [wire.RegionPiece(nic, 0, size, 0, 70 + nic) for nic in nics]
+    return wire.RegionDescriptor(rank, pieces)
 
 
 def addresses(*nics: int) -> list[wire.NicAddress]:
@@ -40,6 +42,7 @@ class End:
     nics: tuple[int, ...]
     log: list[effects.Effect] = field(default_factory=list)
     probing: bool = False
+    carried: dict[int, int] = field(default_factory=dict)  # rank: a NIC of another group
 
     def sent(self) -> list[wire.Frame]:
         return [effect.frame for effect in self.log if isinstance(effect, effects.SendFrame)]
@@ -60,21 +63,25 @@ class Duo:
         settings: dict[Role, LinkSettings] | LinkSettings = SETTINGS,
         hellos: dict[Role, wire.Hello] | None = None,
         nics: dict[Role, tuple[int, ...]] | None = None,
+        split: bool = False,
     ) -> None:
+        """`split`: two ranks and two NICs, NIC n for rank n, in device groups of their own."""
         self.now = 100.0
         self.cooldowns = Cooldowns(30.0, 300.0)
         self.queue: deque[tuple[Role, Act]] = deque()
+        self.split = split
+        self.geometry = replace(GEOMETRY, tp=2) if split else GEOMETRY
         self.ends: dict[Role, End] = {}
         for number, role in enumerate(OTHER):
             own = settings[role] if isinstance(settings, dict) else settings
             link = Link(
-                (hellos or {}).get(role) or hello(role),
+                (hellos or {}).get(role) or hello(role, geometry=wire_geometry(self.geometry)),
                 own,
                 nonce=bytes([number]) * wire.NONCE_BYTES,
                 session_token=SESSION_TOKEN,
                 cooldowns=self.cooldowns if role is Role.DECODE else None,
             )
-            self.ends[role] = End(link, (nics or {}).get(role, (0,)))
+            self.ends[role] = End(link, (nics or {}).get(role, (0, 1) if split else (0,)))
         for role in OTHER:
             self._later(role, lambda link: link.opened(self.now), "owner")
 
@@ -105,10 +112,8 @@ class Duo:
                 case effects.Admit():
                     self._later(role, lambda link: link.admit(self.now), "owner")
                 case effects.OpenSession():
-                    regions = [scratch(*end.nics)]
-                    if role is Role.DECODE:
-                        regions.append(memory(*end.nics))
-                    nics = addresses(*end.nics)
+                    regions = self._regions(role)
+                    nics = self._addresses(role)
                     self._later(
                         role,
                         lambda link, nics=nics, regions=regions: link.session_opened(
@@ -116,13 +121,15 @@ class Duo:
                         ),
                     )
                 case effects.Reopen():
-                    regions = [scratch(*end.nics), memory(*end.nics)]
+                    nics, regions = self._addresses(role), self._regions(role)
                     self._later(
-                        role,
-                        lambda link, n=end.nics, r=regions: link.session_opened(
-                            addresses(*n), r if role is Role.DECODE else r[:1], self.now
-                        ),
+                        role, lambda link, n=nics, r=regions: link.session_opened(n, r, self.now)
                     )
+                case effects.Carry(ranks=ranks, nics=on):
+                    for rank in ranks:  # with one of them
+                        end.carried[rank] = max(on)
+                    regions = self._regions(role)
+                    self._later(role, lambda link, r=regions: link.carried(r, self.now))
                 case effects.FencePair(pair=pair):
                     self._later(role, lambda link, p=pair: link.pair_fenced(p, self.now))
                 case effects.Connect(pair=pair):
@@ -133,6 +140,22 @@ class Duo:
                         self._all_probed()
                 case _:
                     pass
+
+    def _addresses(self, role: Role) -> list[wire.NicAddress]:
+        found = addresses(*self.ends[role].nics)
+        if not self.split:
+            return found
+        return [wire.NicAddress(one.nic, one.name, one.endpoint, [one.nic]) for one in found]
+
+    def _regions(self, role: Role) -> list[wire.RegionDescriptor]:
+        end = self.ends[role]
+        if role is Role.PREFILL:
+            return [scratch(*end.nics)]
+        if not self.split:
+            return [scratch(*end.nics), memory(*end.nics)]
+        size = self.geometry.region_bytes
+        nics = {rank: sorted({rank, end.carried.get(rank, rank)}) for rank in end.nics}
+        return [scratch(*end.nics), *(memory(*nics[rank], size=size, rank=rank) for rank in nics)]
 
     def _connected(self, role: Role, pair: tuple[int, int]) -> list[effects.Effect]:
         turned = pair[1], pair[0]

@@ -7,9 +7,10 @@ from tests.support.nodes import NodeSpec
 
 
 def pair_of(
-    model: Path, folder: Path, hosts: Rails, **changes: object
+    model: Path, folder: Path, hosts: Rails, *, groups: int = 1, **changes: object
 ) -> tuple[NodeSpec, NodeSpec]:
-    """Prefill and decode node; `changes` go to `[peer]`."""
+    """Prefill and decode node; `changes` go to `[peer]`. `groups`: device groups that the NICs are
+    dealt to in order, with a rank each."""
     token = folder / "token"
     token.write_text("0123456789abcdef0123456789abcdef")
     token.chmod(0o600)
@@ -24,12 +25,18 @@ def pair_of(
         **changes,
     }
     kv = {"page_tokens": 32}
+    engine = {"tp": groups}
     prefill = NodeSpec(
-        "pf", "prefill", model, folder, peer=peer, kv=kv, nics=hosts.nics_there,
+        "pf", "prefill", model, folder, peer=peer, kv=kv, engine=engine,
+        nics=_grouped(hosts.nics_there, groups),
         link_host=hosts.link.address_there, netns=hosts.netns,
     )  # fmt: skip
     decode = NodeSpec(
         "dc", "decode", model, folder, (prefill,), policy="refuse", peer=peer, kv=kv,
-        nics=hosts.nics_here,
+        engine=engine, nics=_grouped(hosts.nics_here, groups),
     )  # fmt: skip
     return prefill, decode
+
+
+def _grouped(nics: list[dict[str, object]], groups: int) -> list[dict[str, object]]:
+    return [{**nic, "group": number * groups // len(nics)} for number, nic in enumerate(nics)]

@@ -142,6 +142,7 @@ class SenderFace:
         length: int,
         whole_page: bool,
         spans: Sequence[tuple[int, int, int]],
+        group: int = -1,
     ) -> None:
         core = self._fabric.transfers[transfer]
         assert not core.finished

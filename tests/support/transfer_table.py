@@ -145,6 +145,7 @@ queued:
   regrant; nic_fenced; nic_fenced, other; tick after 9 s; tick after 11 s | - | queued
   transfer_drained; transfer_failed; transfer_failed, all pairs | no transfer is open | !
   transfer_failed, no pair; transfer_settled; transfer_settled, one more | no transfer is open | !
+  transfer_failed, stranded | no transfer is open | !
   transfer_settled, all pairs; not_opened | no transfer is open | !
   refused | Failed(write), unschedule, Drained, free | done
   session_lost | unschedule, free | done
@@ -160,6 +161,7 @@ running in-pass:
   transfer_failed | pair down p | replay
   transfer_failed, all pairs | Failed(write 1), unschedule | failed
   transfer_failed, no pair | Failed(write), unschedule | failed
+  transfer_failed, stranded | - | replay
   transfer_settled; transfer_settled, one more | failed comes before settled | !
   transfer_settled, all pairs | failed comes before settled | !
   not_opened | Failed(write), unschedule, Drained | failed
@@ -177,6 +179,7 @@ running:
   transfer_failed | pair down p | replay
   transfer_failed, all pairs | Failed(write 1), unschedule | failed
   transfer_failed, no pair | Failed(write), unschedule | failed
+  transfer_failed, stranded | - | replay
   transfer_settled; transfer_settled, one more | failed comes before settled | !
   transfer_settled, all pairs | failed comes before settled | !
   not_opened | Failed(write), unschedule, Drained, free | done
@@ -193,6 +196,7 @@ running in-last-pass:
   transfer_failed | pair down p | replay
   transfer_failed, all pairs | Failed(write 1), unschedule | failed
   transfer_failed, no pair | Failed(write), unschedule | failed
+  transfer_failed, stranded | - | replay
   transfer_settled; transfer_settled, one more | failed comes before settled | !
   transfer_settled, all pairs | failed comes before settled | !
   not_opened | Failed(write), unschedule, Drained | failed
@@ -209,6 +213,7 @@ computed:
   transfer_failed | pair down p | replay
   transfer_failed, all pairs | Failed(write 1), unschedule | failed
   transfer_failed, no pair | Failed(write), unschedule | failed
+  transfer_failed, stranded | - | replay
   transfer_settled; transfer_settled, one more | failed comes before settled | !
   transfer_settled, all pairs | failed comes before settled | !
   not_opened | Failed(write), unschedule, Drained, free | done
@@ -223,6 +228,7 @@ replay in-pass:
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
   transfer_failed, all pairs | failed comes once, and settled after it | !
   transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, stranded | failed comes once, and settled after it | !
   transfer_settled, one more | pair down q | replay
   transfer_settled, all pairs | Failed(write 1), unschedule | failed
   not_opened | the transfer was opened | !
@@ -238,6 +244,7 @@ replay failed:
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
   transfer_failed, all pairs | failed comes once, and settled after it | !
   transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, stranded | failed comes once, and settled after it | !
   transfer_settled, one more | pair down q | replay
   transfer_settled, all pairs | Failed(write 1), unschedule | failed
   not_opened | the transfer was opened | !
@@ -253,6 +260,7 @@ replay unfenced:
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !
   transfer_failed, all pairs | the core has had its last word on the transfer | !
   transfer_failed, no pair; transfer_settled | the core has had its last word on the transfer | !
+  transfer_failed, stranded | the core has had its last word on the transfer | !
   transfer_settled, one more | the core has had its last word on the transfer | !
   transfer_settled, all pairs | the core has had its last word on the transfer | !
   not_opened | the transfer was opened | !
@@ -268,7 +276,8 @@ replay regranted:
   transfer_drained | open, submit 0, finish | computed
   transfer_failed | pair down p | replay
   transfer_failed, all pairs | Failed(write 1), unschedule | failed
-  transfer_failed, no pair; refused | Failed(write), unschedule | failed
+  transfer_failed, no pair; transfer_failed, stranded | - | replay
+  refused | Failed(write), unschedule | failed
   transfer_settled; transfer_settled, one more | failed comes before settled | !
   transfer_settled, all pairs | failed comes before settled | !
   not_opened | the transfer was opened | !
@@ -282,7 +291,8 @@ replay regranted in-pass:
   transfer_drained | open, submit 0@0 | running
   transfer_failed | pair down p | replay
   transfer_failed, all pairs | Failed(write 1), unschedule | failed
-  transfer_failed, no pair; refused | Failed(write), unschedule | failed
+  transfer_failed, no pair; transfer_failed, stranded | - | replay
+  refused | Failed(write), unschedule | failed
   transfer_settled; transfer_settled, one more | failed comes before settled | !
   transfer_settled, all pairs | failed comes before settled | !
   not_opened | the transfer was opened | !
@@ -297,6 +307,7 @@ replay fenced:
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !
   transfer_failed, all pairs | the core has had its last word on the transfer | !
   transfer_failed, no pair; transfer_settled | the core has had its last word on the transfer | !
+  transfer_failed, stranded | the core has had its last word on the transfer | !
   transfer_settled, one more | the core has had its last word on the transfer | !
   transfer_settled, all pairs | the core has had its last word on the transfer | !
   not_opened | the transfer was opened | !
@@ -308,6 +319,7 @@ cancelling:
   pass_done; pass_done, all | - | cancelling
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other | - | cancelling
   transfer_failed, no pair; refused; tick after 9 s; tick after 11 s | - | cancelling
+  transfer_failed, stranded | - | cancelling
   transfer_drained | Drained, free | done
   transfer_failed | pair down p | cancelling
   transfer_failed, all pairs | Failed(write 1) | cancelling
@@ -319,6 +331,7 @@ cancelling in-pass:
   planned; planned, last | not in the schedule any more | !
   pass_done; pass_done, all; engine_failed; cancel; regrant; nic_fenced | - | cancelling
   nic_fenced, other; transfer_failed, no pair; refused; tick after 9 s | - | cancelling
+  transfer_failed, stranded | - | cancelling
   tick after 11 s | - | cancelling
   transfer_drained | Drained | cancelling
   transfer_failed | pair down p | cancelling
@@ -335,6 +348,7 @@ cancelling told in-pass:
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !
   transfer_failed, all pairs | the core has had its last word on the transfer | !
   transfer_failed, no pair; transfer_settled | the core has had its last word on the transfer | !
+  transfer_failed, stranded | the core has had its last word on the transfer | !
   transfer_settled, one more | the core has had its last word on the transfer | !
   transfer_settled, all pairs | the core has had its last word on the transfer | !
   not_opened | the transfer was opened | !
@@ -347,6 +361,7 @@ cancelling unfenced:
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !
   transfer_failed, all pairs | the core has had its last word on the transfer | !
   transfer_failed, no pair; transfer_settled | the core has had its last word on the transfer | !
+  transfer_failed, stranded | the core has had its last word on the transfer | !
   transfer_settled, one more | the core has had its last word on the transfer | !
   transfer_settled, all pairs | the core has had its last word on the transfer | !
   not_opened | the transfer was opened | !
@@ -357,6 +372,7 @@ failed:
   pass_done; pass_done, all | - | failed
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other | - | failed
   transfer_failed, no pair; refused; tick after 9 s; tick after 11 s | - | failed
+  transfer_failed, stranded | - | failed
   transfer_drained | Drained, free | done
   transfer_failed | pair down p | failed
   transfer_failed, all pairs | Failed(write 1) | failed
@@ -372,6 +388,7 @@ failed unfenced:
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !
   transfer_failed, all pairs | the core has had its last word on the transfer | !
   transfer_failed, no pair; transfer_settled | the core has had its last word on the transfer | !
+  transfer_failed, stranded | the core has had its last word on the transfer | !
   transfer_settled, one more | the core has had its last word on the transfer | !
   transfer_settled, all pairs | the core has had its last word on the transfer | !
   not_opened | the transfer was opened | !
@@ -382,6 +399,7 @@ lost:
   pass_done; pass_done, all | - | lost
   engine_failed; cancel; regrant; nic_fenced; nic_fenced, other; transfer_failed | - | lost
   transfer_failed, all pairs; transfer_failed, no pair; refused; session_lost | - | lost
+  transfer_failed, stranded | - | lost
   tick after 9 s; tick after 11 s | - | lost
   transfer_drained | free | done
   transfer_settled; transfer_settled, one more | failed comes before settled | !
@@ -395,6 +413,7 @@ cancelling failed:
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
   transfer_failed, all pairs | failed comes once, and settled after it | !
   transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, stranded | failed comes once, and settled after it | !
   transfer_settled, one more | pair down q | cancelling
   transfer_settled, all pairs | Failed(write 1) | cancelling
   not_opened | the transfer was opened | !
@@ -408,6 +427,7 @@ failed outstanding:
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
   transfer_failed, all pairs | failed comes once, and settled after it | !
   transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, stranded | failed comes once, and settled after it | !
   transfer_settled, one more | pair down q | failed
   transfer_settled, all pairs | Failed(write 1) | failed
   not_opened | the transfer was opened | !
@@ -421,6 +441,7 @@ lost failed:
   transfer_drained; transfer_failed | failed comes once, and settled after it | !
   transfer_failed, all pairs | failed comes once, and settled after it | !
   transfer_failed, no pair | failed comes once, and settled after it | !
+  transfer_failed, stranded | failed comes once, and settled after it | !
   transfer_settled; transfer_settled, one more; transfer_settled, all pairs | free | done
   not_opened | the transfer was opened | !
 lost in-pass:
@@ -428,6 +449,7 @@ lost in-pass:
   pass_done; pass_done, all; engine_failed; cancel; regrant; nic_fenced | - | lost
   nic_fenced, other; transfer_drained; transfer_failed; transfer_failed, all pairs | - | lost
   transfer_failed, no pair; refused; session_lost; tick after 9 s; tick after 11 s | - | lost
+  transfer_failed, stranded | - | lost
   transfer_settled; transfer_settled, one more | failed comes before settled | !
   transfer_settled, all pairs | failed comes before settled | !
   not_opened | the transfer was opened | !
@@ -439,6 +461,7 @@ done:
   transfer_drained; transfer_failed | the core has had its last word on the transfer | !
   transfer_failed, all pairs | the core has had its last word on the transfer | !
   transfer_failed, no pair; transfer_settled | the core has had its last word on the transfer | !
+  transfer_failed, stranded | the core has had its last word on the transfer | !
   transfer_settled, one more | the core has had its last word on the transfer | !
   transfer_settled, all pairs | the core has had its last word on the transfer | !
   not_opened | the transfer was opened | !

@@ -113,7 +113,7 @@ def test_no_side_is_up_before_all_pairs_are_probed_both_ways() -> None:
 def test_nic_pairs(
     decode: list[int], prefill: list[int], pairs: tuple[tuple[int, int], ...]
 ) -> None:
-    assert nic_pairs(decode, prefill) == pairs
+    assert nic_pairs(addresses(*decode), addresses(*prefill), ()) == pairs
 
 
 # ghosts and forgeries

@@ -117,13 +117,13 @@ def test_a_dispatch_becomes_programs_and_ends_with_drained(node: Node) -> None:
     stride = (LAYERS, 2, 8 * PAGE, PAGE, 0, 0, 16 * PAGE, PAGE, 0, PAGE, True)
     assert node.fabric.take() == [
         ("open_transfer", 1, 7, SLOT.immediate),
-        ("submit", 1, 4, 10, *stride, ((source, 3, 1),)),
+        ("submit", 1, 4, 10, *stride, ((source, 3, 1),), 0),
     ]
     node.clock.now += 2.0
     node.schedule.compute(1)
     node.schedule.plan(1, 6, base=12)
     assert node.fabric.take() == [
-        ("submit", 1, 4, 12, *stride, ((source + 1, 9, 1),)),
+        ("submit", 1, 4, 12, *stride, ((source + 1, 9, 1),), 0),
         ("finish", 1),
     ]
     node.schedule.compute(1)
@@ -156,8 +156,8 @@ def test_programs_to_two_ranks_carry_their_heads() -> None:
     source = node.schedule.begun[1].pages[0].start
     head, spans = HERE.head_bytes, ((source, 3, 1), (source + 1, 9, 1))
     assert [call[4:] for call in node.fabric.take() if call[0] == "submit"] == [
-        (LAYERS, 2, 8 * PAGE, PAGE, 0, 0, 16 * head, head, 0, head, False, spans),
-        (LAYERS, 2, 8 * PAGE, PAGE, head, 1, 16 * head, head, 0, head, False, spans),
+        (LAYERS, 2, 8 * PAGE, PAGE, 0, 0, 16 * head, head, 0, head, False, spans, 0),
+        (LAYERS, 2, 8 * PAGE, PAGE, head, 1, 16 * head, head, 0, head, False, spans, 0),
     ]
 
 
@@ -165,7 +165,7 @@ def test_neighbours_on_both_sides_are_one_span(node: Node) -> None:
     node.hear(dispatch(pages=((5, 2),)))
     node.schedule.plan(1, 6, base=0)
     start = node.schedule.begun[1].pages[0].start
-    assert node.fabric.take()[1][-1] == ((start, 5, 2),)
+    assert node.fabric.take()[1][-2] == ((start, 5, 2),)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ class Parts:
     layers: int = 0
     turns: int = 0
     has_work: bool = True
-    wake_fd: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK))
+    wake_fds: list[int] = field(
+        default_factory=lambda: [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
+    )
 
     @property
     def groups(self) -> "list[Parts]":
@@ -155,7 +157,7 @@ def test_progress_needs_both_engine_and_core(
     parts = Parts(has_work=has_work)
     progress = Progress(figures(parts))
     progress.moved()
-    assert os.eventfd_read(parts.wake_fd) == 1  # the core is asked to turn
+    assert [os.eventfd_read(fd) for fd in parts.wake_fds] == [1, 1]  # all threads are asked to turn
     parts.layers += layers
     parts.turns += turns
     assert progress.moved() is moved

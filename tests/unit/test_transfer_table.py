@@ -142,9 +142,15 @@ def _number(push: Push) -> TransferId:
 
 
 def _failed(
-    push: Push, *pairs: transfer.Pair, others: bool = True, now: float = 0.0
+    push: Push,
+    *pairs: transfer.Pair,
+    others: bool = True,
+    stranded: bool = False,
+    now: float = 0.0,
 ) -> list[Effect]:
-    return push.transfer_failed(_number(push), pairs, text="x", other_pairs=others, now=now)
+    return push.transfer_failed(
+        _number(push), pairs, text="x", other_pairs=others, stranded=stranded, now=now
+    )
 
 
 def _settled(
@@ -223,6 +229,7 @@ PUSH_INPUTS: dict[str, Callable[[Push], list[Effect]]] = {
     "transfer_failed": lambda p: _failed(p, P, now=1.0),
     "transfer_failed, all pairs": lambda p: _failed(p, P, others=False, now=1.0),
     "transfer_failed, no pair": lambda p: _failed(p, now=1.0),
+    "transfer_failed, stranded": lambda p: _failed(p, now=1.0, stranded=True),
     "transfer_settled": lambda p: _settled(p, P, now=1.0),
     "transfer_settled, one more": lambda p: _settled(p, P, Q, now=1.0),
     "transfer_settled, all pairs": lambda p: _settled(p, P, Q, others=False, now=1.0),

@@ -67,7 +67,7 @@ def test_what_is_not_taken(data: bytes, text: str) -> None:
 
 
 def test_fields_that_a_later_version_adds_are_passed_over() -> None:
-    assert wire.decode(packed("nic_fenced", [1, 2], "new", 7)) == wire.NicFenced((1, 2))
+    assert wire.decode(packed("nic_down", [1, 2], "", "new", 7)) == wire.NicDown((1, 2), "")
 
 
 def test_a_dispatch_of_an_older_node_has_no_trace() -> None:

@@ -16,10 +16,12 @@ namespace pdnode {
 using Pair = std::pair<int, int>;  // (local NIC, remote NIC)
 
 enum class EventKind : uint8_t {
-  kOpened, kConnected, kProbed, kLost, kFenced, kReached, kOvershoot, kDrained, kFailed, kSettled
+  kOpened, kCarried, kConnected, kProbed, kLost, kFenced, kReached, kOvershoot, kDrained, kFailed,
+  kSettled
 };
-constexpr const char* kEventNames[] = {"opened",    "connected", "probed", "lost",    "fenced",
-                                       "reached",   "overshoot", "drained", "failed", "settled"};
+constexpr const char* kEventNames[] = {"opened",  "carried",   "connected", "probed",
+                                       "lost",    "fenced",    "reached",   "overshoot",
+                                       "drained", "failed",    "settled"};
 
 struct Event {
   EventKind kind = EventKind::kOpened;

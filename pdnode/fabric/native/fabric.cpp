@@ -220,10 +220,10 @@ void Fabric::remove_region(int number) {
     require(transfer->ended.load() || transfer->regions.count(number) == 0,
             quoted("region", number) + " is the source of " + quoted("transfer", id));
   }
-  // The command holds the mapping until its registrations are closed.
-  group(found->second->group).post([region = found->second](Group& on) {
-    on.remove_region(region->number);
-  });
+  // The commands hold the mapping until its registrations are closed.
+  for (auto& one : groups_) {
+    one->post([region = found->second](Group& on) { on.remove_region(region->number); });
+  }
   regions_.erase(found);
 }
 
@@ -271,11 +271,8 @@ void Fabric::open_session(int64_t number, const std::vector<int>& nics,
           "token: " + std::to_string(token.size()) + " bytes, 16 to 46 are allowed");
   std::map<int, std::vector<int>> by_group;
   for (const int nic : nics) by_group[group_of(nic)].push_back(nic);
-  std::vector<std::shared_ptr<Region>> regions;
   for (const int region : writable) {
-    const auto found = regions_.find(region);
-    require(found != regions_.end(), quoted("region", region) + " does not exist");
-    regions.push_back(found->second);
+    require(regions_.count(region) != 0, quoted("region", region) + " does not exist");
   }
   const bool again = sessions_.count(number) != 0;
   require(again || sessions_.size() < kMaxSessions,
@@ -290,10 +287,44 @@ void Fabric::open_session(int64_t number, const std::vector<int>& nics,
   for (const auto& [group_number, on_nics] : by_group) {
     session.groups.insert(group_number);
     session.nics.insert(on_nics.begin(), on_nics.end());
-    group(group_number).post([shared = session.shared, on_nics, regions](Group& on) {
-      on.open_session(shared, on_nics, regions);
-    });
+    group(group_number)
+        .post([shared = session.shared, on_nics,
+               regions = writable_on(session, group_number)](Group& on) {
+          on.open_session(shared, on_nics, regions);
+        });
   }
+}
+
+std::vector<std::shared_ptr<Region>> Fabric::writable_on(const Session& session,
+                                                         int number) const {
+  std::vector<std::shared_ptr<Region>> found;
+  const auto carried = session.carried.find(number);
+  for (const int one : session.writable) {
+    const auto& region = regions_.at(one);
+    const bool lent = carried != session.carried.end() && carried->second.count(one) != 0;
+    if (region->group == number || lent) found.push_back(region);
+  }
+  return found;
+}
+
+void Fabric::carry(int64_t number, int region, int group_number) {
+  Session& session = find_session(number);
+  require(!session.fencing, quoted("session", number) + " is being fenced");
+  const auto& list = session.writable;
+  require(std::find(list.begin(), list.end(), region) != list.end(),
+          quoted("region", region) + " is not open to " + quoted("session", number));
+  require(session.groups.count(group_number) != 0,
+          quoted("session", number) + " has no NIC of " + quoted("group", group_number));
+  const auto& memory = regions_.at(region);
+  const bool fresh = memory->group != group_number &&
+                     session.carried[group_number].insert(region).second;
+  group(group_number).post([shared = session.shared, memory, fresh](Group& on) {
+    if (fresh) {
+      on.carry(shared, memory);
+    } else {
+      on.say_carried(shared->id, "");
+    }
+  });
 }
 
 std::vector<Descriptor> Fabric::descriptors(int64_t number) {

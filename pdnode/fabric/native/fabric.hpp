@@ -34,6 +34,7 @@ struct SubmitArguments {
   int64_t remote_layer_stride = 0, remote_page_stride = 0, remote_offset = 0;
   int64_t length = 0;
   bool whole_page = false;
+  int group = -1;  // −1: that of the region
 };
 
 using RecordRow = std::tuple<int, int, int64_t, int64_t, int64_t, uint64_t, uint64_t>;
@@ -71,6 +72,7 @@ class Fabric {
   void open_session(int64_t session, const std::vector<int>& nics,
                     const std::vector<int>& writable, const std::string& token);
   std::vector<Descriptor> descriptors(int64_t session);
+  void carry(int64_t session, int region, int group);
   void connect(int64_t session, Pair pair, const std::string& endpoint, double deadline_s);
   void set_remote(int64_t session, RemoteTable table);
   void probe(int64_t session);
@@ -102,6 +104,7 @@ class Fabric {
     std::set<int> groups;
     std::set<int> nics;
     std::vector<int> writable;
+    std::map<int, std::set<int>> carried;  // by group: regions of other groups
     std::shared_ptr<const RemoteTable> remote;
     bool fencing = false;
   };
@@ -109,6 +112,7 @@ class Fabric {
   void check_open() const;
   int keep_region(int group, std::unique_ptr<Mapping> memory, Fd dmabuf, int device,
                   uint64_t page_bytes);
+  std::vector<std::shared_ptr<Region>> writable_on(const Session& session, int group) const;
   Session& find_session(int64_t session);
   std::shared_ptr<Transfer> find_transfer(int64_t transfer) const;
   int group_of(int nic) const;

@@ -95,6 +95,9 @@ void Fabric::submit(const SubmitArguments& a, std::vector<Span> spans) {
   require(region != regions_.end(), "region " + std::to_string(a.region) + " does not exist");
   require(a.counter == -1 || counters_.count(a.counter) != 0,
           "counter " + std::to_string(a.counter) + " does not exist");
+  require(a.group >= -1 && a.group < static_cast<int>(groups_.size()),
+          "group " + std::to_string(a.group) + " does not exist; there are " +
+              std::to_string(groups_.size()));
   require(a.layers >= 0 && a.layers <= kMaxLayers,
           "layers: " + std::to_string(a.layers) + " is not 0 to " + std::to_string(kMaxLayers));
   // A session that is gone, or a failure that Python has not heard of yet, is no error here: the
@@ -120,7 +123,7 @@ void Fabric::submit(const SubmitArguments& a, std::vector<Span> spans) {
   program->whole_page = a.whole_page;
   program->spans = std::move(spans);
   transfer->programs.push_back(program);
-  const int number = region->second->group;
+  const int number = a.group >= 0 ? a.group : region->second->group;
   transfer->groups.insert(number);
   transfer->regions.insert(a.region);
   group(number).post([program](Group& on) { on.submit(program); });

@@ -85,6 +85,9 @@ class Group {
   // `done` is called once the region is registered where that is needed, on this group's thread.
   void add_region(const std::shared_ptr<Region>& region, const std::function<void(Error)>& done);
   void remove_region(int region) { base_registrations_.erase(region); }
+  // Registers a region of another group for this session with this group's NICs → `carried`.
+  void carry(const std::shared_ptr<SessionShared>& shared, const std::shared_ptr<Region>& region);
+  void say_carried(int64_t session, const std::string& why);
   void add_counter(int counter, std::shared_ptr<CounterPage> page);
   void remove_counter(int counter);
   void open_session(const std::shared_ptr<SessionShared>& shared, const std::vector<int>& on,
@@ -125,12 +128,19 @@ class Group {
   bool awaits_silent() const;  // a layer whose raise wakes nobody
   int sleep_timeout_ms(int64_t now) const;
 
+  // group_memory.cpp
+  void aside(std::function<Command()> job);
+  void need_region(const std::shared_ptr<Region>& region, std::function<void(const Error&)> then);
+  Error prepare_nic(const Nic& nic, const std::vector<std::shared_ptr<Region>>& writable,
+                    Prepared* prepared) const;  // any thread
+  void install_carried(const std::shared_ptr<SessionShared>& shared,
+                       const std::shared_ptr<Region>& region,
+                       std::map<int, std::vector<Registration>>* found);
+  const Registration* local_piece(int region, int nic, uint64_t offset) const;
+
   // group_session.cpp
   SessionPart* find_part(int64_t session) const;
   Nic* find_nic(int nic) const;
-  void aside(std::function<Command()> job);
-  Error prepare_nic(const Nic& nic, const std::vector<std::shared_ptr<Region>>& writable,
-                    Prepared* prepared) const;  // any thread
   void install(const std::shared_ptr<SessionShared>& shared, Nic* nic, Prepared* prepared);
   Error install_part(SessionPart* part, Nic* nic, Prepared* prepared);
   Error open_rdm(SessionPart* part, NicPart* on);
@@ -164,6 +174,7 @@ class Group {
   void say_lost(int64_t session, Pair pair, const std::string& why);
 
   // group_post.cpp
+  void begin(const std::shared_ptr<Program>& program, const Error& error);
   bool pump();
   bool pump_urgent();
   bool pump_part(SessionPart* part);
@@ -181,7 +192,6 @@ class Group {
   void dequeue(Program* program);
   void disarm(Program* program);
   void maybe_end(Program* program);
-  const Registration* local_piece(int region, int nic, uint64_t offset) const;
 
   // group_complete.cpp
   static constexpr size_t kCompletionBatch = 64;
@@ -214,6 +224,8 @@ class Group {
   // The group's thread only.
   OpPool ops_{&contexts};
   std::map<int, std::map<int, std::vector<Registration>>> base_registrations_;  // region, NIC
+  // Regions that are being registered, and what waits for them.
+  std::map<int, std::vector<std::function<void(const Error&)>>> registering_;
   std::vector<std::unique_ptr<Watch>> watches_;
   std::map<int64_t, std::unique_ptr<SessionPart>> parts_;
   std::unordered_map<fid_t, Connection*> endpoints_;

@@ -28,10 +28,14 @@ struct Group::Write {
 };
 
 void Group::submit(const std::shared_ptr<Program>& program) {
-  SessionPart* part = find_part(program->transfer->session);
   program->records.resize(program->layers);
-  if (part == nullptr) {
-    fail(program->transfer, {-1, -1}, "the session is closed");
+  need_region(program->region, [this, program](const Error& error) { begin(program, error); });
+}
+
+void Group::begin(const std::shared_ptr<Program>& program, const Error& error) {
+  SessionPart* part = find_part(program->transfer->session);
+  if (part == nullptr || error) {
+    fail(program->transfer, {-1, -1}, error ? error.text() : "the session is closed");
     program->ended = true;
     program->transfer->drop_unit(&hub_.events);
     return;
@@ -375,17 +379,6 @@ ssize_t Group::post_write(Connection* connection, Program* program, const Write&
   connection->nic->flow.posted.add(write.bytes, write.pages);
   connection->flow->posted.add(write.bytes, write.pages);
   return 0;
-}
-
-const Registration* Group::local_piece(int region, int nic, uint64_t offset) const {
-  const auto of_region = base_registrations_.find(region);
-  if (of_region == base_registrations_.end()) return nullptr;
-  const auto of_nic = of_region->second.find(nic);
-  if (of_nic == of_region->second.end()) return nullptr;
-  for (const Registration& piece : of_nic->second) {
-    if (offset >= piece.offset && offset - piece.offset < piece.length) return &piece;
-  }
-  return nullptr;
 }
 
 void Group::probe(int64_t session) {

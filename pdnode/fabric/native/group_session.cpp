@@ -62,40 +62,6 @@ Error Group::listen(int nic, const std::string& host, int port, int* bound) {
   return find_nic(nic)->listen(host, port, bound);
 }
 
-// Runs `job` on the thread that registers, and then what it returns on this group's.
-void Group::aside(std::function<Command()> job) {
-  if (!hub_.provider.pins) {
-    job()(*this);
-    return;
-  }
-  registrar_.post([this, job = std::move(job)] { post(job()); });
-}
-
-void Group::add_region(const std::shared_ptr<Region>& region,
-                       const std::function<void(Error)>& done) {
-  aside([this, region, done]() -> Command {
-    auto found = std::make_shared<std::map<int, std::vector<Registration>>>();
-    Error error;
-    for (auto& nic : nics) {
-      if (!nic->limits.local_registration && nic->provider.session_registration) continue;
-      uint64_t access = FI_WRITE;
-      if (!nic->provider.session_registration) access |= FI_REMOTE_WRITE;
-      error = nic->register_all(region->whole(), access, &(*found)[nic->number]);
-      if (error) break;
-    }
-    return [region, found, error, done](Group& on) {
-      if (!error && !found->empty()) {
-        for (const auto& [nic, pieces] : *found) {
-          on.hub_.counters.registrations.fetch_add(pieces.size());
-        }
-        on.base_registrations_[region->number] = std::move(*found);
-      }
-      found->clear();
-      done(error);
-    };
-  });
-}
-
 void Group::open_session(const std::shared_ptr<SessionShared>& shared, const std::vector<int>& on,
                          const std::vector<std::shared_ptr<Region>>& writable) {
   auto& part = parts_[shared->id];
@@ -119,24 +85,6 @@ void Group::open_session(const std::shared_ptr<SessionShared>& shared, const std
       };
     });
   }
-}
-
-Error Group::prepare_nic(const Nic& nic, const std::vector<std::shared_ptr<Region>>& writable,
-                         Prepared* prepared) const {
-  prepared->held = writable;
-  prepared->scratch = std::make_unique<uint8_t[]>(kScratchBytes);
-  const uint64_t access = FI_REMOTE_WRITE | (nic.limits.local_registration ? FI_WRITE : 0);
-  if (Error error = nic.register_piece({prepared->scratch.get(), kScratchBytes}, 0, kScratchBytes,
-                                       access, &prepared->scratch_registration)) {
-    return error;
-  }
-  if (!nic.provider.session_registration) return Error();
-  for (const auto& region : writable) {
-    if (region->group != number) continue;
-    auto& pieces = prepared->regions[region->number];
-    if (Error error = nic.register_all(region->whole(), FI_REMOTE_WRITE, &pieces)) return error;
-  }
-  return Error();
 }
 
 // Null: the NIC was registered before. The session may be gone, or another one of its number.
@@ -171,7 +119,6 @@ Error Group::install_part(SessionPart* part, Nic* nic, Prepared* prepared) {
       {kScratch, nic->number, 0, kScratchBytes, scratch.base, scratch.key}};
   hub_.counters.registrations.fetch_add(1);
   for (const auto& region : part->writable) {
-    if (region->group != number) continue;
     const auto& pieces = hub_.provider.session_registration
                              ? on.memory.regions[region->number]
                              : base_registrations_[region->number][nic->number];

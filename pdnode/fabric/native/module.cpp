@@ -260,6 +260,7 @@ void bind_sessions(nb::class_<Fabric>& fabric) {
       .def("descriptors",
            [](Fabric& self, int64_t session) { return from_descriptors(self.descriptors(session)); },
            "session"_a)
+      .def("carry", &Fabric::carry, "session"_a, "region"_a, "group"_a)
       .def("connect",
            [](Fabric& self, int64_t session, Pair pair, const nb::bytes& endpoint,
               double deadline_s) {
@@ -287,7 +288,7 @@ void bind_transfers(nb::class_<Fabric>& fabric) {
               int region, int64_t source_layer_stride, int64_t source_page_stride,
               int64_t source_offset, int remote_rank, int64_t remote_layer_stride,
               int64_t remote_page_stride, int64_t remote_offset, int64_t length, bool whole_page,
-              const nb::object& spans) {
+              const nb::object& spans, int group) {
              SubmitArguments arguments;
              arguments.transfer = transfer;
              arguments.counter = counter;
@@ -303,11 +304,13 @@ void bind_transfers(nb::class_<Fabric>& fabric) {
              arguments.remote_offset = remote_offset;
              arguments.length = length;
              arguments.whole_page = whole_page;
+             arguments.group = group;
              self.submit(arguments, to_spans(spans));
            },
            "transfer"_a, "counter"_a, "base"_a, "layers"_a, "region"_a, "source_layer_stride"_a,
            "source_page_stride"_a, "source_offset"_a, "remote_rank"_a, "remote_layer_stride"_a,
-           "remote_page_stride"_a, "remote_offset"_a, "length"_a, "whole_page"_a, "spans"_a)
+           "remote_page_stride"_a, "remote_offset"_a, "length"_a, "whole_page"_a, "spans"_a,
+           "group"_a = -1)
       .def("finish", &Fabric::finish, "transfer"_a)
       .def("stop", &Fabric::stop, "transfer"_a)
       .def("close_transfer", &Fabric::close_transfer, "transfer"_a);
