@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from pdnode.api.admin_actions import ActionRefused, Cancel, Drain, SetLogLevel, Undrain
+from pdnode.config import AUTO
 from pdnode.core.request import Request
 from pdnode.daemon.kvregion import RegionChoice
 from pdnode.daemon.reload import Reloader
@@ -110,6 +111,20 @@ async def test_pages_on_a_gpu_are_not_read_after_a_reload_either(node: BusyNode)
     (problem,) = reloader.problems(new)
     assert str(problem).startswith("peer.verify: pages in a GPU's memory cannot be read here")
     assert reloader.problems(parts.config) == []
+
+
+async def test_the_rules_of_a_reload_are_those_of_the_device_that_was_taken(node: BusyNode) -> None:
+    """The file says "auto" for ever; pages of 64 tokens follow from what it was at the start."""
+    parts = node.observation.parts
+    reloader = Reloader(parts, cast(Any, None), cast(Any, None))
+    local = replace(parts.config.node, when_no_prefill=WhenNoPrefill.LOCAL)
+    engine = replace(parts.config.engine, device="auto", dtype="auto", chunk_tokens=48)
+    pages = replace(parts.config.kv, page_tokens=AUTO, dtype="auto")
+    new = replace(parts.config, node=local, engine=engine, kv=pages)
+    assert reloader.problems(new) == []
+    parts.config = replace(parts.config, engine=replace(parts.config.engine, device="cuda"))
+    (problem,) = reloader.problems(new)
+    assert str(problem).startswith("engine.chunk_tokens: 48 is not a multiple of kv.page_tokens")
 
 
 async def test_the_detour_through_host_memory_is_a_warning_with_its_price(node: BusyNode) -> None:
