@@ -40,6 +40,7 @@ STILL = {
     "pdnode_nic_link_speed_bytes_per_second",
     "pdnode_local_prefills_total",
     "pdnode_warning",
+    "pdnode_kv_staged_bytes_total",  # of pages on a GPU (tests/cuda)
 }
 
 
