@@ -53,10 +53,25 @@ def as_lines(placement: Placement) -> Iterator[str]:
     for at in placement.gpus:
         yield from _gpu_lines(at)
     yield "NICs" if placement.nics else "no NIC"
+    idle = _idle(placement)
     for verdict in placement.nics:
-        yield f"  {_nic_name(verdict)}: {'' if verdict.usable else 'not used: '}{verdict.reason}"
+        line = f"  {_nic_name(verdict)}: {'' if verdict.usable else 'not used: '}{verdict.reason}"
+        yield line + idle.get(verdict.nic.name, "")
     for problem in placement.problems:
         yield f"problem: {problem}"
+
+
+def _idle(placement: Placement) -> dict[str, str]:
+    """What is added to usable NICs that no GPU has: why the one that is nearest to it has not."""
+    usable = {verdict.nic.name for verdict in placement.nics if verdict.usable}
+    rails = [rail for at in placement.gpus for rail in at.rails]
+    used = {rail.nic.name for rail in rails if rail.assigned}
+    rails.sort(key=lambda rail: rail.distance, reverse=True)  # the nearest is kept
+    return {
+        rail.nic.name: f"; of no GPU: {rail.reason}"
+        for rail in rails
+        if rail.nic.name in usable - used
+    }
 
 
 def _gpu_lines(at: GpuPlacement) -> Iterator[str]:

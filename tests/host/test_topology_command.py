@@ -88,7 +88,8 @@ def test_the_tree_for_people(tree: HostTree) -> None:
         "  * mlx5_0 (0000:1a:00.0) PIX: nearest, 400 Gb/s",
         "NICs",
         "  mlx5_0 (0000:1a:00.0, node 0): verbs, port is ACTIVE, 400 Gb/s",
-        "  mlx5_1 (0000:2a:00.0, node 1): verbs, port is ACTIVE, 400 Gb/s",
+        "  mlx5_1 (0000:2a:00.0, node 1): verbs, port is ACTIVE, 400 Gb/s; of no GPU: SYS: farther "
+        "than the nearest, which is PIX",
     ]
 
 
