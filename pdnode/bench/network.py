@@ -67,13 +67,18 @@ def rails(count: int, *, mbit: int = 0) -> Iterator[Rails]:
     netns = f"pdnode-r{number}"
     base = f"10.{64 + (number >> 8) % 64}.{number % 256}"
     ip("netns", "add", netns)
+    found: list[Rail] = []
     try:
         ip("-n", netns, "link", "set", "lo", "up")
-        found = [_rail(netns, number, index, base) for index in range(count + 1)]
+        for index in range(count + 1):
+            found.append(_rail(netns, number, index, base))
         for rail in found[1:] if mbit else ():
             rail.limit(mbit)
         yield Rails(netns, found[0], tuple(found[1:]))
     finally:
+        # The namespace takes them along in its own time, and the next rails have the same names.
+        for rail in found:
+            ip("link", "delete", rail.here)
         ip("netns", "delete", netns)
 
 

@@ -20,6 +20,7 @@ pytestmark = [NEEDS_ROOT, pytest.mark.timeout(300)]
 
 PROMPTS = [random_prompt(1000, seed=seed) for seed in range(4)]
 DOWN = 2
+LARGEST_WRITE_BYTES = 1 << 20
 
 
 @pytest.fixture
@@ -43,7 +44,8 @@ async def load(client: Client, hosts: Rails, name: str) -> list[int]:
 async def test_the_nics_that_are_left_carry_all_in_equal_shares(
     wide_model: Path, tmp_path: Path, hosts: Rails
 ) -> None:
-    with nodes(*pair_of(wide_model, tmp_path, hosts)) as (_, decode):
+    # A full write takes almost a second at this rate, which is no stall.
+    with nodes(*pair_of(wide_model, tmp_path, hosts, stall_s=5.0)) as (_, decode):
         async with clients(decode.spec) as (client,):
             await client.wait_ready(decode)
             before = await load(client, hosts, "four NICs")
@@ -52,5 +54,5 @@ async def test_the_nics_that_are_left_carry_all_in_equal_shares(
             after = await load(client, hosts, "three NICs")
     lost = after.pop(DOWN)
     assert lost < 0.01 * sum(after)
-    assert max(after) <= 1.15 * min(after), after
+    assert max(after) - min(after) <= 2.5 * LARGEST_WRITE_BYTES, after
     assert 0.97 * sum(before) <= sum(after) <= 1.1 * sum(before)
