@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from tests.fabric.native_build import build_fake
@@ -95,13 +95,16 @@ def one_process(specs: Sequence[NodeSpec], report: Path) -> Iterator[list[Runnin
 
 
 def check_report(report: Path, *, registrations: int) -> None:
-    """Nothing was violated, nothing is left, and pages were registered by dma-buf as often."""
-    found: Mapping[str, object] = json.loads(report.read_text())
+    """Nothing was violated, nothing is left, and pages were registered by dma-buf: so often, and
+    again where a session did not come up at its first attempt."""
+    found: dict[str, object] = json.loads(report.read_text())
+    by_dma_buf = found.pop("by_dma_buf")
+    assert isinstance(by_dma_buf, int)
+    assert by_dma_buf >= registrations
     assert found == {
         "codes": [0] * len(found["codes"]),  # type: ignore[arg-type]
         "fake_violations": [],
         "registrations": 0,
-        "by_dma_buf": registrations,
         "stub_violations": [],
         "live": {},
     }
