@@ -11,7 +11,7 @@ from tests.support.admin import admin_of
 from tests.support.nodes import Client, RunningNode, clients, nodes
 from tests.support.prompts import random_prompt
 from tests.support.rails import NEEDS_ROOT
-from tests.support.rails_nodes import pair_of
+from tests.support.rails_nodes import ask, pair_of
 
 pytestmark = [NEEDS_ROOT, pytest.mark.timeout(300)]
 
@@ -23,15 +23,6 @@ OWN, OTHER = (0, 1), (2, 3)  # NICs of the group that is lost, and of the one th
 def hosts() -> Iterator[Rails]:
     with rails(4, mbit=500) as found:
         yield found
-
-
-async def ask(client: Client, prompt: list[int]) -> list[int]:
-    """Tokens of an answer whose prompt the prefill node has computed."""
-    status, body, headers = await client.post(prompt, 8, return_token_ids=True)
-    assert status == 200, body
-    assert headers["X-Pdnode-Prefill"] == "pf"
-    tokens: list[int] = body["choices"][0]["token_ids"]
-    return tokens
 
 
 async def carried(hosts: Rails, client: Client) -> list[bool]:

@@ -12,7 +12,7 @@ from tests.support.admin import admin_of
 from tests.support.nodes import Client, RunningNode, clients, nodes, until
 from tests.support.prompts import random_prompt
 from tests.support.rails import NEEDS_ROOT
-from tests.support.rails_nodes import pair_of
+from tests.support.rails_nodes import ask, pair_of
 
 pytestmark = NEEDS_ROOT
 
@@ -25,15 +25,6 @@ PROMPTS = [random_prompt(1000, seed=seed) for seed in range(6)]
 def hosts() -> Iterator[Rails]:
     with rails(NICS, mbit=500) as found:
         yield found
-
-
-async def ask(client: Client, prompt: list[int]) -> list[int]:
-    """Tokens of an answer whose prompt the prefill node has computed."""
-    status, body, headers = await client.post(prompt, 8, return_token_ids=True)
-    assert status == 200, body
-    assert headers["X-Pdnode-Prefill"] == "pf"
-    tokens: list[int] = body["choices"][0]["token_ids"]
-    return tokens
 
 
 async def warned(node: RunningNode) -> set[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pdnode.bench.network import Rails
-from tests.support.nodes import NodeSpec
+from tests.support.nodes import Client, NodeSpec
 
 
 def pair_of(
@@ -40,3 +40,12 @@ def pair_of(
 
 def _grouped(nics: list[dict[str, object]], groups: int) -> list[dict[str, object]]:
     return [{**nic, "group": number * groups // len(nics)} for number, nic in enumerate(nics)]
+
+
+async def ask(client: Client, prompt: list[int]) -> list[int]:
+    """Tokens of an answer whose prompt the prefill node has computed."""
+    status, body, headers = await client.post(prompt, 8, return_token_ids=True)
+    assert status == 200, body
+    assert headers["X-Pdnode-Prefill"] == "pf"
+    tokens: list[int] = body["choices"][0]["token_ids"]
+    return tokens
