@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import functools
+import itertools
+import random
 import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from pdnode.errors import PdnodeError
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+LOWEST_PORT = 10_000
 
 
 class NodeFailed(PdnodeError):
@@ -79,13 +83,24 @@ async def wait_ready(
     raise NodeFailed(f"not ready after {START_TIMEOUT_S:g} s:\n{logs}")
 
 
+@functools.cache
+def _ports() -> Iterator[int]:
+    dealt_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = list(range(LOWEST_PORT, dealt_out if dealt_out > 2 * LOWEST_PORT else 65536))
+    random.Random().shuffle(ports)
+    return itertools.cycle(ports)
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that were free a moment ago, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports of loopback that nobody listens on, none of them given out lately.
+
+    They lie below those that the kernel deals out to connections, so that none is taken by some
+    client's connection between this call and the node's start.
+    """
+    free: list[int] = []
+    while len(free) < count:
+        port = next(_ports())
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            free.append(port)
+    return free

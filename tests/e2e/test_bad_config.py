@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import NodeSpec, RunningNode, clients, free_ports, start_node
+from pdnode.localnodes import free_ports
+from tests.support.nodes import NodeSpec, RunningNode, clients, start_node
 
 START_S = 30
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pdnode.errors import Exit
-from tests.support.nodes import NodeSpec, clients, free_ports, nodes
+from pdnode.localnodes import free_ports
+from tests.support.nodes import NodeSpec, clients, nodes
 
 
 async def bench(*words: str) -> tuple[int, str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import free_ports
+from pdnode.localnodes import free_ports
 from tests.support.own_systemd import WAIT_S, OwnSystemd, own_systemd, why_not
 from tests.support.tiny_model import write_tiny_llama
 from tests.support.units import guide

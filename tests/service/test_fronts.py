@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import Client, NodeSpec, cluster, free_ports, requests, until
+from pdnode.localnodes import free_ports
+from tests.support.nodes import Client, NodeSpec, cluster, requests, until
 from tests.support.prompts import random_prompt
 
 pytestmark = pytest.mark.timeout(240)

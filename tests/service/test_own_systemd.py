@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import free_ports
+from pdnode.localnodes import free_ports
 from tests.support.own_systemd import WAIT_S, OwnSystemd, own_systemd, why_not
 from tests.support.units import UNITS, guide
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pdnode.localnodes import free_ports
 from pdnode.obs.snapshot import Snapshot
 from tests.support.admin import Admin, admin_of, pdnode
-from tests.support.nodes import Client, NodeSpec, cluster, free_ports, requests, until
+from tests.support.nodes import Client, NodeSpec, cluster, requests, until
 from tests.support.prompts import random_prompt
 
 pytestmark = pytest.mark.timeout(300)

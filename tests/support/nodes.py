@@ -5,7 +5,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from pdnode.localnodes import free_ports
 from pdnode.obs.records import RequestRecord, TransferRecord
 
 Record = TypeVar("Record")
@@ -25,15 +25,6 @@ STOP_TIMEOUT_S = 30.0
 EVENT_TIMEOUT_S = 20.0
 PATIENT = {"link_lost_s": 30.0, "request_stall_s": 300.0}
 """`[peer]` of nodes that are not to lose each other on a machine that has far too much to do."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 _SPEAKING = """
