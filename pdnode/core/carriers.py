@@ -46,15 +46,18 @@ class Carriers:
         self.asked = ranks, nics
         return self.asked
 
-    def take(self, regions: list[RegionDescriptor]) -> str | None:
-        """What was asked for is there, or why it is not. `regions`: all our descriptors now."""
+    def take(self, regions: list[RegionDescriptor], pairs: Iterable[Pair]) -> str | None:
+        """What was asked for is there, or why it is not. `regions`: all our descriptors now;
+        `pairs`: what is live. Where that is less than when it was asked for, the NICs that were to
+        have the memory may be lost as well: `want` then says so."""
         assert self.asked is not None
         (ranks, nics), self.asked = self.asked, None
         self.regions = regions
-        if left := self.stranded(nics):
+        all_live = nics <= {pair[0] for pair in pairs}
+        if all_live and (left := self.stranded(nics)):
             return f"the memory of rank {left[0]} was registered with no other NIC"
         for region in regions:
             pieces = [piece for piece in region.pieces if piece.nic in nics]
-            if region.rank in ranks:
+            if region.rank in ranks and pieces:
                 self.lent.append(RegionDescriptor(region.rank, pieces))
         return None

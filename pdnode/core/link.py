@@ -177,10 +177,11 @@ class Link(LinkParts):
         """What Carry asked for is registered; all our descriptors, as they are now."""
         if self.state in (State.OPENING, State.UP):
             assert self._carriers is not None
-            wrong = self._carriers.take(regions)
+            opening = self.state is State.OPENING
+            wrong = self._carriers.take(regions, self._pairs if opening else self.live_pairs)
             if wrong is not None:
                 self._lose(wrong, now, say=True)
-            elif self.state is State.OPENING:
+            elif opening:
                 self._answer(now)
             else:
                 self._tell_fenced()
@@ -230,6 +231,7 @@ class Link(LinkParts):
             told = self._returns.fenced(pair, now)
             if told and self._carriers is not None and self.live_pairs:
                 self._carriers.fenced.append(pair)
+                self._returns.hold(pair, until_told=True)
                 self._tell_fenced()
             elif told:
                 self._out.append(PairFenced(pair))
@@ -411,8 +413,10 @@ class Link(LinkParts):
     def _tell_fenced(self) -> None:
         """What is lent goes first: it must be known before anything is asked for again."""
         assert self._carriers is not None
+        assert self._returns is not None
         if self._cover(self.live_pairs):
             for pair in self._carriers.fenced:
+                self._returns.hold(pair, until_told=False)
                 self._out.append(PairFenced(pair, tuple(self._carriers.lent)))
                 self._carriers.lent.clear()
             self._carriers.fenced.clear()

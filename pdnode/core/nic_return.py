@@ -43,6 +43,7 @@ class _Gone:
     step: Step
     at: float | None = None  # DOWN: when to try again (decode); later: the attempt's deadline
     asked: wire.NicUp | None = None  # prefill: what is to be answered
+    held: bool = False  # DOWN: the peer does not know yet that it is fenced
 
 
 class NicReturns:
@@ -83,11 +84,12 @@ class NicReturns:
 
     @property
     def next_at(self) -> float | None:
-        return min((g.at for g in self._gone.values() if g.at is not None), default=None)
+        waiting = (g.at for g in self._gone.values() if g.at is not None and not g.held)
+        return min(waiting, default=None)
 
     def tick(self, now: float) -> None:
         for pair, gone in list(self._gone.items()):
-            if gone.at is None or now < gone.at:
+            if gone.at is None or gone.held or now < gone.at:
                 continue
             if gone.step is Step.DOWN:
                 self._open(pair, now)
@@ -130,6 +132,11 @@ class NicReturns:
             self._enter(pair, Step.DOWN, until)
         return not quiet
 
+    def hold(self, pair: Pair, *, until_told: bool) -> None:
+        """A pair that is fenced comes back no sooner than the peer has been told of the fence: it
+        would take the word for that of a later one, and nobody would fence it again."""
+        self._gone[pair].held = until_told
+
     def opened(
         self, nics: Sequence[wire.NicAddress], regions: Sequence[wire.RegionDescriptor], now: float
     ) -> None:
@@ -153,7 +160,6 @@ class NicReturns:
             frame = wire.NicUp(wired, self._nics[pair[0]], self._token, own)
             self._emit(effects.SendFrame(frame))
             if gone.asked is not None:
-                self._know(gone.asked)
                 if self._both_connect:
                     self._emit(effects.Connect(pair, gone.asked.nic.endpoint))
                 gone.asked = None
@@ -168,8 +174,12 @@ class NicReturns:
         return None if ours in self._nics else f"NIC {ours} of {frame.pair} was not offered"
 
     def asked(self, frame: wire.NicUp) -> None:
-        """Prefill: the decode node wants this pair back. Whatever there is of it is closed."""
+        """Prefill: the decode node wants this pair back. Whatever there is of it is closed.
+
+        Its descriptors hold from now on: what it lends to this NIC later must not be lost again.
+        """
         pair = (frame.pair[1], frame.pair[0])
+        self._know(frame)
         self._enter(pair, Step.FENCING, None)
         self._gone[pair].asked = frame
         self._emit(effects.FencePair(pair))

@@ -240,8 +240,8 @@ class Push:
     ) -> list[Effect]:
         """Writes came back with an error, or could not be posted (no `pairs`).
 
-        `other_pairs`: the session has connections left. `stranded`: none of them leads to the
-        memory that they are for, until the decode node has seen to it and regrants.
+        `other_pairs`: the session has connections left. `stranded`: there was no way for them, but
+        the decode node knows of a lost pair, and regrants.
         """
         attempt = self._attempt(transfer, _AttemptState.OPEN)
         attempt.state = _AttemptState.FAILED

@@ -181,7 +181,7 @@ class PushMessenger:
         if event.kind == "settled":
             found = push.transfer_settled(number, pairs, text=text, other_pairs=left, now=now)
         else:
-            lost = not pairs and left and self._stranded(work)
+            lost = not pairs and left and work.shaken
             found = push.transfer_failed(
                 number, pairs, text=text, other_pairs=left, stranded=lost, now=now
             )
@@ -355,6 +355,7 @@ class PushMessenger:
                 self._fabric.open_transfer(effect.transfer, work.session.session, effect.immediate)
                 self._by_transfer[effect.transfer] = work
                 work.chunks[effect.transfer] = []
+                work.shaken = False
             case transfer.Submit():
                 self._submit(work, effect)
             case transfer.Finish(transfer=number):
@@ -389,7 +390,7 @@ class PushMessenger:
             rank = first_rank + program.destination_rank
             carrier = self._devices.carrier(source.group, work.session.reaching(rank))
             if carrier is None:
-                carrier = source.group  # the core says that there is no way
+                carrier, work.shaken = source.group, True  # the core says that there is no way
             self.figures.detours += carrier != source.group
             numbers.append(effect.chunk)
             self._fabric.submit(
@@ -411,15 +412,6 @@ class PushMessenger:
                 carrier,
             )
 
-    def _stranded(self, work: PushWork) -> bool:
-        """Whether some rank of the peer is reached over no connection that is left. That is told or
-        known there, and a regrant follows, once the rank has another NIC."""
-        first = work.dispatch.group * work.session.geometry.tp
-        return not all(
-            work.session.reaching(first + route.destination_rank)
-            for route in routes(self._geometry, work.session.geometry)
-        )
-
     def _pair_down(self, session: PeerSession, pair: transfer.Pair, text: str) -> None:
         here = _turned(pair)
         if here not in session.pairs and (session.session, pair) in self._down:
@@ -439,6 +431,8 @@ class PushMessenger:
         here = _turned(pair)
         self._down.add((session.session, pair))
         session.pairs = tuple(other for other in session.pairs if other != here)
+        for work in self._of(session):
+            work.shaken = True
         self._fabric.fence(session.session, here)
 
     def _unschedule(self, work: PushWork) -> None:

@@ -29,6 +29,9 @@ class PushWork:
     source: list[int] = field(default_factory=list)
     sequence: SequenceId | None = None
     chunks: dict[TransferId, list[int]] = field(default_factory=dict)  # chunk of each submit
+    # A pair was closed since its transfer was opened, or a rank had no way: a device group may be
+    # without, though others are not. The decode node knows of it, and a regrant or cancel follows.
+    shaken: bool = False
     layers: list[LayerTimes] = field(default_factory=list)
     outcome: str = "drained"
     digests: SourceDigests | None = None

@@ -11,7 +11,7 @@ from pdnode.core.carriers import Carriers
 from pdnode.core.link_state import State
 from pdnode.core.nics import joined_ranks, nic_pairs
 from pdnode.types import Role
-from tests.support.link_duo import Duo, addresses, memory, scratch, up
+from tests.support.link_duo import COUNTERS, Duo, addresses, memory, scratch, up
 from tests.support.link_nodes import GEOMETRY
 
 
@@ -64,10 +64,20 @@ def test_carriers_name_the_ranks_that_no_live_nic_reaches() -> None:
     assert carriers.want([(1, 7), (2, 7)]) is None
     assert carriers.want([(0, 7), (1, 7)]) == ((1,), {0, 1})
     assert carriers.want([(0, 7)]) is None, "asked for already"
-    assert carriers.take([scratch(0, 1, 2), memory(0, 1), memory(1, 2, rank=1)]) is None
+    regions = [scratch(0, 1, 2), memory(0, 1), memory(1, 2, rank=1)]
+    assert carriers.take(regions, [(0, 7), (1, 7)]) is None
     assert [(one.rank, [p.nic for p in one.pieces]) for one in carriers.lent] == [(1, [1])]
     assert carriers.want([(2, 7)]) == ((0,), {2})
-    assert "rank 0" in str(carriers.take(carriers.regions)), "nothing has come of it"
+    assert "rank 0" in str(carriers.take(regions, [(2, 7)])), "nothing has come of it"
+
+
+@pytest.mark.parametrize("got", [(0, 1), (0,)], ids=["after it got the memory", "before"])
+def test_who_was_to_carry_may_be_lost_meanwhile(got: tuple[int, ...]) -> None:
+    others = [memory(1, rank=1), memory(2, rank=2)]
+    carriers = Carriers([scratch(0, 1, 2), memory(0), *others])
+    assert carriers.want([(1, 7), (2, 7)]) == ((0,), {1, 2})
+    assert carriers.take([scratch(1, 2), memory(*got), *others], [(2, 7)]) is None
+    assert carriers.want([(2, 7)]) == ((0, 1), {2}), "the next one, and what was at home there"
 
 
 def lose_group(duo: Duo, pair: tuple[int, int]) -> None:
@@ -112,6 +122,42 @@ def test_several_losses_wait_for_one_registration() -> None:
     found = decode.link.carried([scratch(0, 1), memory(0, size=0), memory(1, rank=1)], duo.now)
     assert isinstance(found[-2], effects.SendFrame | effects.CloseTransport)
     assert "rank 0 was registered with no other NIC" in decode.link.causes.get((9, 9), str(found))
+
+
+def test_what_is_lent_outlasts_the_return_of_a_pair_that_had_asked_before() -> None:
+    duo = up(split=True)
+    prefill = duo.ends[Role.PREFILL].link
+    lost = (1, 1)
+    prefill.pair_lost(lost, "died", duo.now)
+    prefill.pair_fenced(lost, duo.now)
+    own = [scratch(1), memory(1, rank=1)]
+    frame = wire.NicUp(lost, addresses(1)[0], bytes([9]) * 16, own)
+    known, _ = prefill.receive(wire.encode(frame), duo.now)
+    assert isinstance(known, effects.SetRemote)
+    prefill.pair_fenced(lost, duo.now)
+    lent = wire.NicFenced((0, 0), [memory(1)])
+    known, _ = prefill.receive(wire.encode(lent), duo.now)
+    assert isinstance(known, effects.SetRemote)
+    assert {one.rank: {piece.nic for piece in one.pieces} for one in known.regions}[0] == {0, 1}
+    found = prefill.session_opened(addresses(0, 1), [scratch(0, 1)], duo.now)
+    assert [type(one) for one in found] == [effects.SendFrame], "nothing is replaced"
+
+
+def test_a_pair_comes_back_no_sooner_than_its_fence_is_told() -> None:
+    duo = up(split=True)
+    duo.cooldowns.first_s = 1.0
+    decode = duo.ends[Role.DECODE].link
+    decode.pair_lost((0, 0), "died", duo.now)
+    (carry,) = decode.pair_fenced((0, 0), duo.now)
+    assert isinstance(carry, effects.Carry)
+    found = decode.tick(duo.now + 2.0, COUNTERS)
+    assert [type(one) for one in found] == [effects.SendFrame], "a heartbeat, no Reopen"
+    assert decode.next_at is not None
+    assert decode.next_at > duo.now + 2.0, "nothing is due"
+    found = decode.carried([scratch(0, 1), memory(0, 1), memory(1, rank=1)], duo.now)
+    assert [type(one) for one in found] == [effects.PairFenced]
+    again = decode.tick(duo.now + 2.1, COUNTERS)
+    assert [one.nic for one in again if isinstance(one, effects.Reopen)] == [0]
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,23 @@ def test_without_another_pair_the_request_fails_and_names_it() -> None:
     assert node.push.figures.failures == {"write": 1}
 
 
+def test_a_device_group_without_a_way_waits_for_the_regrant_that_a_lost_pair_brings(
+    node: Node,
+) -> None:
+    """The core names no pair: nothing was posted. Other pairs may well reach the rank."""
+    node.computed()
+    node.push.pair_lost(node.end, (20, 10), "died")
+    assert node.outbox.take() == [wire.NicDown((10, 20), "died")]
+    node.fabric.take()
+    assert node.event("failed", 1) == []
+    assert node.event("settled", 1) == []
+    node.hear(wire.Regrant("dboot:1", FRESH.immediate))
+    assert [call[0] for call in node.fabric.take()] == ["open_transfer", "submit", "finish"]
+    # Of that one no pair was lost: no regrant would come.
+    (failed,) = (one for one in node.event("failed", 2) if isinstance(one, wire.Failed))
+    assert (failed.cause, failed.pairs) == ("write", [])
+
+
 def test_no_answer_to_nic_down_drops_the_link(node: Node) -> None:
     node.computed()
     node.event("failed", 1, (20, 10))

@@ -316,15 +316,9 @@ void Fabric::carry(int64_t number, int region, int group_number) {
   require(session.groups.count(group_number) != 0,
           quoted("session", number) + " has no NIC of " + quoted("group", group_number));
   const auto& memory = regions_.at(region);
-  const bool fresh = memory->group != group_number &&
-                     session.carried[group_number].insert(region).second;
-  group(group_number).post([shared = session.shared, memory, fresh](Group& on) {
-    if (fresh) {
-      on.carry(shared, memory);
-    } else {
-      on.say_carried(shared->id, "");
-    }
-  });
+  if (memory->group != group_number) session.carried[group_number].insert(region);
+  group(group_number).post(
+      [shared = session.shared, memory](Group& on) { on.carry(shared, memory); });
 }
 
 std::vector<Descriptor> Fabric::descriptors(int64_t number) {

@@ -14,6 +14,14 @@ bool registers_for_good(const Nic& nic) {
   return nic.limits.local_registration || !nic.provider.session_registration;
 }
 
+// Whether a NIC that is registered has this region. The mutex is held.
+bool described(const SessionShared& shared, int region, int nic) {
+  const auto& all = shared.descriptors;
+  return std::any_of(all.begin(), all.end(), [region, nic](const Descriptor& one) {
+    return one.nic == nic && one.region == region;
+  });
+}
+
 }  // namespace
 
 // Runs `job` on the thread that registers, and then what it returns on this group's.
@@ -88,7 +96,10 @@ void Group::carry(const std::shared_ptr<SessionShared>& shared,
                   const std::shared_ptr<Region>& region) {
   SessionPart* part = find_part(shared->id);
   if (part == nullptr || part->shared != shared) return;  // fenced: `fenced` is the answer
-  part->writable.push_back(region);  // what is registered anew later has it as well
+  auto& writable = part->writable;  // what is registered anew later has it as well
+  if (std::find(writable.begin(), writable.end(), region) == writable.end()) {
+    writable.push_back(region);
+  }
   if (!hub_.provider.session_registration) {
     need_region(region, [this, shared, region](const Error& error) {
       if (!error) install_carried(shared, region, nullptr);
@@ -97,8 +108,14 @@ void Group::carry(const std::shared_ptr<SessionShared>& shared,
     return;
   }
   std::vector<const Nic*> on;
-  for (const auto& [index, registered] : part->nics) {
-    if (registered.registered) on.push_back(registered.nic);
+  {
+    const std::lock_guard<std::mutex> lock(shared->mutex);
+    for (const auto& [index, registered] : part->nics) {
+      // Asked for before, it may have missed a NIC that was just being registered anew.
+      if (registered.registered && !described(*shared, region->number, index)) {
+        on.push_back(registered.nic);
+      }
+    }
   }
   aside([shared, region, on]() -> Command {
     auto found = std::make_shared<std::map<int, std::vector<Registration>>>();
@@ -124,10 +141,7 @@ void Group::install_carried(const std::shared_ptr<SessionShared>& shared,
   const std::lock_guard<std::mutex> lock(shared->mutex);
   for (auto& [index, on] : part->nics) {
     // Fenced meanwhile, or registered anew with this region.
-    const bool known = std::any_of(shared->descriptors.begin(), shared->descriptors.end(),
-                                   [nic = index, &region](const Descriptor& one) {
-                                     return one.nic == nic && one.region == region->number;
-                                   });
+    const bool known = described(*shared, region->number, index);
     if (!on.registered || known || (found != nullptr && found->count(index) == 0)) continue;
     auto& pieces = found != nullptr ? on.memory.regions[region->number]
                                     : base_registrations_[region->number][index];
