@@ -17,8 +17,11 @@ from pdnode.core.geometry import KvGeometry
 from pdnode.core.grant import GrantState
 from pdnode.core.request import Request
 from pdnode.messenger import peers
+from pdnode.messenger.devices import Devices
 from pdnode.types import NodeId, Role, WhenNoPrefill
+from tests.sim.agreement import disagreements
 from tests.sim.clients import Client, prompt_of
+from tests.sim.device_faults import CALM_DEVICE_FAULTS, DEVICE_FAULTS
 from tests.sim.fabric import Core
 from tests.sim.faults import CALM, FAULTS, Fault
 from tests.sim.hunts import Hunts
@@ -40,12 +43,27 @@ MOST_EVENTS = 400_000
 MIN_REQUESTS, MAX_REQUESTS = 30, 38
 MIN_FAULTS, MAX_FAULTS = 5, 10
 LONGEST_PROMPT, LONGEST_ANSWER = 21, 6
+MOST_DEVICES = 3  # device groups of a node, in every second seed
+MOST_NICS = 5  # of a node that has several
 SHAPED_RATIO = 0.5  # of the clusters have one of SHAPES, and up to three groups a node
 SHAPES = (  # kind, KV heads, ranks of a decode group, of a prefill group
     ("gqa", 4, 1, 2), ("gqa", 4, 4, 1), ("gqa", 4, 2, 4), ("gqa", 4, 2, 2), ("gqa", 6, 3, 2),
     ("gqa", 6, 2, 3), ("gqa", 2, 4, 4), ("gqa", 2, 1, 4), ("gqa", 1, 2, 3), ("gqa", 3, 3, 1),
     ("mla", 1, 1, 1), ("mla", 1, 2, 2), ("mla", 1, 1, 4), ("mla", 1, 3, 2), ("mla", 1, 4, 1),
 )  # fmt: skip
+
+
+def draw_devices(rng: random.Random, nics: int, most: int) -> Devices:
+    """One to `most` device groups of at least one NIC each, and who is near to whom."""
+    count = rng.randint(1, most)
+    nics = max(nics, rng.randint(count, MOST_NICS) if count > 1 else 1)
+    edges = [0, *sorted(rng.sample(range(1, nics), count - 1)), nics]
+    members = tuple(frozenset(range(edges[n], edges[n + 1])) for n in range(count))
+    near = tuple(
+        (one, *rng.sample([other for other in range(count) if other != one], count - 1))
+        for one in range(count)
+    )
+    return Devices(members, near)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,7 @@ class Cluster:
         self.injected: Counter[str] = Counter()
         self.returns = 0
         self.with_faults = faults
+        self.grouped = seed % 2 == 0
         # In a calm cluster everything answers soon, so that no deadline may ever be needed.
         self.calm = rng.random() < CALM_RATIO
         slowest = -2.7 if self.calm else -1.2
@@ -99,7 +118,8 @@ class Cluster:
         heads = rng.choice((1, max(here, there)))  # 1: the ranks hold copies
         kind, groups, reduces = "gqa", (1, 1), True
         shapes = random.Random(f"shape of {self.seed}")  # of its own: seeds stay what they were
-        if shapes.random() < SHAPED_RATIO:
+        devices = random.Random(f"device groups of {self.seed}")
+        if shapes.random() < SHAPED_RATIO or self.grouped:
             kind, heads, here, there = shapes.choice(SHAPES)
             groups = (shapes.choice((1, 2, 3)), shapes.choice((1, 2, 3)))
             reduces = kind == "gqa" or shapes.random() < 0.5
@@ -107,20 +127,24 @@ class Cluster:
         specs = {}
         for name in (*prefills, *(f"d{number}" for number in range(rng.choice((1, 2, 2))))):
             decode = name.startswith("d")
+            tp = here if decode else there
+            geometry = KvGeometry(
+                kind, LAYERS, heads, 8, PAGE_TOKENS, "float32", tp, rng.randint(8, 16)
+            )
+            nics, most = rng.choice((1, 2, 2, 3)), 1
+            if self.grouped:
+                most = min(MOST_DEVICES, tp * groups[not decode])
             specs[name] = Spec(
                 name,
                 Role.DECODE if decode else Role.PREFILL,
-                KvGeometry(
-                    kind, LAYERS, heads, 8, PAGE_TOKENS, "float32",
-                    here if decode else there, rng.randint(8, 16),
-                ),
-                nics=rng.choice((1, 2, 2, 3)),
+                geometry,
+                devices=draw_devices(devices, nics, most),
                 slots=rng.randint(2, 6),
                 policy=rng.choice((WhenNoPrefill.LOCAL, WhenNoPrefill.REFUSE)),
                 prefills=prefills if decode else (),
                 groups=groups[not decode],
                 reduces=reduces,
-            )  # fmt: skip
+            )
         return specs
 
     # time
@@ -253,6 +277,8 @@ class Cluster:
         for _ in range(self.to_come):
             self.kernel.at(BEGIN_S + SPAN_S * rng.random(), self._arrive)
         kinds = rng.sample(CALM if self.calm else FAULTS, rng.randint(2, 6))
+        if any(len(spec.devices.nics) > 1 for spec in self.specs.values()):
+            kinds += CALM_DEVICE_FAULTS if self.calm else rng.sample(DEVICE_FAULTS, 3)
         for _ in range(self.to_fail):
             at_s = BEGIN_S + SPAN_S * rng.random()
             self.kernel.at(at_s, self._inject, rng.choice(kinds), 100)
@@ -326,6 +352,8 @@ class Cluster:
             sessions = len(process.peers.sessions())
             if len(process.core.sessions) != sessions:
                 found.append(f"{name}: {len(process.core.sessions)} sessions, {sessions} links")
+            found += [f"{name}: {text}" for _, text in process.peers.warnings()]
+        found += disagreements(self.processes)
         return found
 
     # promises
@@ -340,6 +368,9 @@ class Cluster:
         memory, _ = core.memory_of(write.target_rank)
         promise(key in memory.granted, "a write landed in another group than the request's")
         granted = memory.granted[key]
+        over = core.registered(write.connection.decode_session, write.connection.pair[0])
+        reached = over.get(write.target_rank) == write.key
+        promise(reached, "a write landed over a NIC that its memory is not registered with")
         for _, page in write.pages:
             mine = memory.owned[page] and granted.get(page) == memory.life[page]
             promise(mine, "a write landed in a page of another request")

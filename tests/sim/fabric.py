@@ -4,183 +4,20 @@ Writes land in any order, late, and also after they came back with an error, aft
 its end, froze or died, until the *target* has fenced the connection. See tests/sim/wires.py.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from pdnode.fabric._native import FabricError
 from tests.sim.kernel import promise
-from tests.sim.memory import Memory
-from tests.sim.wires import WHOLE, Connection, Ether, Event, Pair, Write
+from tests.sim.parts import Counter, Due, Session, Transfer
+from tests.sim.sessions import Sessions
+from tests.sim.wires import Event, Write
 
 WINDOW = 8  # writes outstanding on one connection
 MERGED_PAGES = 3  # in one write, where the route covers whole pages
 
 
-@dataclass(slots=True, eq=False)
-class Session:
-    number: int
-    token: bytes
-    connections: dict[Pair, Connection] = field(default_factory=dict)  # by (local, remote)
-    probing: bool = False
-    fences: int = 0  # asked for and not done
-    reopened: int = 0  # NICs to be registered anew after them
-
-
-@dataclass(slots=True, eq=False)
-class _Due:
-    counter: int  # −1: due now
-    needs: int
-    source_rank: int
-    target_rank: int
-    layer: int
-    heads: tuple[int, int, int]  # first cell at the source, first at the target, how many
-    pages: list[tuple[int, int]]  # (source, target)
-
-
-@dataclass(slots=True, eq=False)
-class Transfer:
-    number: int
-    session: Session
-    immediate: int
-    key: str = ""
-    todo: list[_Due] = field(default_factory=list)
-    outstanding: int = 0
-    finished: bool = False
-    stopped: bool = False
-    failed: bool = False
-    ended: bool = False
-    errors: set[Pair] = field(default_factory=set)  # (local, remote)
-
-
-@dataclass(slots=True)
-class Counter:
-    generation: int
-    expected: int
-    count: int = 0
-    told: bool = False
-
-
-class Core:
-    """One process's core. Calls only queue, as the native ones; `emit` hands over an event."""
-
-    limits: dict[str, int | str | bool] = {"endpoint": "msg"}  # noqa: RUF012 - as the native one
-
-    def __init__(
-        self,
-        ether: Ether,
-        node: str,
-        memories: Sequence[Memory],
-        *,
-        later: Callable[[float, Callable[[], None]], None],
-        emit: Callable[[Event], None],
-        key_of: Callable[[int], str],
-    ) -> None:
-        self.ether = ether
-        self.node = node
-        self.memories = memories  # one a group; ranks are numbered group by group
-        self.geometry = memories[0].geometry
-        self.writable = memories[0].writable
-        self.alive = True
-        self.frozen = False
-        self.later = later  # waits longer while the process is frozen, for ever once it is dead
-        self.emit = emit
-        self.key_of = key_of  # the request of a transfer, for the checks
-        self.sessions: dict[int, Session] = {}
-        self.transfers: dict[int, Transfer] = {}
-        self.slots: dict[int, Counter] = {}
-        self.counters = [0] * len(self.ranks)  # layers raised, by rank
-        self.fence_late_s = 0.0  # how much longer than ever a fence takes
-        self._pumping = False
-
-    # sessions
-
-    def open_session(
-        self, session: int, nics: Sequence[int], writable: Sequence[int], token: bytes
-    ) -> None:
-        if not self.alive:
-            return
-        found = self.sessions.get(session)
-        if found is not None and found.fences:
-            found.reopened += 1
-            return
-        if found is None:
-            self.sessions[session] = Session(session, token)
-        self.say(Event("opened", session))
-
-    def descriptors(self, session: int) -> list[tuple[int, list[tuple[int, int, int, int, int]]]]:
-        if session not in self.sessions:
-            raise FabricError("descriptors: no such session")
-        size = self.geometry.region_bytes
-        regions = [-1, *(self.ranks if self.writable else ())]
-        return [
-            (region, [(nic, 0, size if region >= 0 else 4096, 0, session) for nic in self.nics])
-            for region in regions
-        ]
-
-    @property
-    def ranks(self) -> range:
-        return range(len(self.memories) * self.geometry.tp)
-
-    def memory_of(self, rank: int) -> tuple[Memory, int]:
-        """The memory of its group, and its number there."""
-        group, place = divmod(rank, self.geometry.tp)
-        return self.memories[group], place
-
-    @property
-    def nics(self) -> range:
-        return range(self.ether.nics[self.node])
-
-    def carry(self, session: int, region: int, group: int) -> None:
-        raise AssertionError("one device group reaches all memory")
-
-    def endpoint_name(self, session: int, nic: int) -> bytes:
-        raise AssertionError("only FI_EP_RDM has names")
-
-    def connect(self, session: int, pair: Pair, endpoint: bytes, deadline_s: float) -> None:
-        if self.alive:
-            self.ether.connect(self, self.sessions[session], pair, endpoint, deadline_s)
-
-    def set_remote(self, session: int, regions: Sequence[tuple[int, Sequence[object]]]) -> None:
-        if self.alive and session not in self.sessions:
-            raise FabricError("set_remote: no such session")
-
-    def probe(self, session: int) -> None:
-        found = self.sessions.get(session)
-        if self.alive and found is not None:
-            found.probing = True
-            for connection in found.connections.values():
-                self.ether.probe(self, connection)
-
-    def fence(self, session: int, pair: Pair | None = None) -> None:
-        if not self.alive:
-            return
-        if (found := self.sessions.get(session)) is not None and not self.writable:
-            for at, connection in found.connections.items():
-                connection.closing = connection.closing or pair in (None, at)
-        if found is not None:
-            found.fences += 1
-        after_s = self.ether.quick() + self.fence_late_s
-        self.later(after_s, lambda: self.do_fence(session, pair or WHOLE))
-
-    def do_fence(self, session: int, pair: Pair) -> None:
-        found = self.sessions.get(session)
-        if found is not None:
-            found.fences -= 1
-            for at in list(found.connections) if pair == WHOLE else [pair]:
-                connection = found.connections.pop(at, None)
-                if connection is not None:
-                    self.ether.close(connection, self)
-            if pair == WHOLE:
-                del self.sessions[session]
-                for transfer in list(self.transfers.values()):
-                    if transfer.session is found and (transfer.todo or transfer.outstanding):
-                        self.fail(transfer, "the session was fenced")
-                        self.look(transfer)
-        self.emit(Event("fenced", session, pair))
-        if found is not None and pair != WHOLE and not found.fences:
-            opened, found.reopened = found.reopened, 0
-            for _ in range(opened):
-                self.say(Event("opened", session))
+class Core(Sessions):
+    """One process's core: slots that count, and transfers."""
 
     # target side
 
@@ -258,12 +95,25 @@ class Core:
             for first in range(0, count, most):
                 some = range(first, min(first + most, count))
                 parts.append([(source + index, target + index) for index in some])
+        found: list[Due] = []
         for layer in range(layers):
             needs = base + layer + 1 if counter >= 0 else 0
-            core.todo += [
-                _Due(counter, needs, region, remote_rank, layer, heads, pages) for pages in parts
+            found += [
+                Due(group, counter, needs, region, remote_rank, layer, heads, pages)
+                for pages in parts
             ]
-        self.pump()
+        core.groups.add(group)
+        core.coming += 1
+        self.post(group, lambda: self._begin(core, found, group))
+
+    def _begin(self, transfer: Transfer, found: list[Due], group: int) -> None:
+        transfer.coming -= 1
+        if not self._holds(transfer.session, transfer.session.parts[group]):
+            self.fail(transfer, "the session is closed", group)
+        elif not transfer.failed and not transfer.stopped:
+            transfer.todo += found
+            self.pump(group)
+        self.look(transfer)
 
     def finish(self, transfer: int) -> None:
         if self.alive:
@@ -274,8 +124,13 @@ class Core:
         if self.alive:
             core = self.transfers[transfer]
             core.stopped = True
-            core.todo.clear()
+            for group in core.groups:
+                self.post(group, lambda group=group: self._halt(core, group))  # type: ignore[misc]
             self.look(core)
+
+    def _halt(self, transfer: Transfer, group: int) -> None:
+        transfer.todo = [due for due in transfer.todo if due.group != group]
+        self.look(transfer)
 
     def close_transfer(self, transfer: int) -> list[tuple[int, ...]]:
         if self.alive:
@@ -286,46 +141,51 @@ class Core:
     def raised(self, rank: int) -> None:
         """The worker has computed one more layer."""
         self.counters[rank] += 1
-        self.pump()
+        for group in range(self.groups):
+            self.pump(group)
 
     # inside
 
-    def say(self, event: Event) -> None:
-        """From the progress thread, so not before the call that caused it has returned."""
-        self.later(0.0, lambda: self.emit(event))
+    def pump(self, group: int) -> None:
+        if group not in self._pumping:
+            self._pumping.add(group)
+            self.later(self.ether.quick(), lambda: self._post(group))
 
-    def pump(self) -> None:
-        if not self._pumping:
-            self._pumping = True
-            self.later(self.ether.quick(), self._post)
-
-    def _post(self) -> None:
+    def _post(self, group: int) -> None:
         """Posts what is due, within the window."""
-        self._pumping = False
+        self._pumping.discard(group)
         for transfer in list(self.transfers.values()):
-            if transfer.failed:
+            if transfer.failed or transfer.stopped:
                 continue
             waiting = []
             for due in transfer.todo:
                 raised = due.counter < 0 or self.counters[due.counter] >= due.needs
-                if not raised or transfer.failed or not self._post_one(transfer, due):
+                mine = due.group == group and raised and not transfer.failed
+                if not mine or not self._post_one(transfer, due):
                     waiting.append(due)
             if not transfer.failed:
                 transfer.todo = waiting
             self.look(transfer)
 
-    def _post_one(self, transfer: Transfer, due: _Due) -> bool:
+    def _post_one(self, transfer: Transfer, due: Due) -> bool:
         """False if it has to wait for the window."""
-        ways = [c for c in transfer.session.connections.values() if c.postable]
+        session, group = transfer.session, due.group
+        keys = session.parts[group].remote.get(due.target_rank, {})
+        ways = [
+            c for c in session.connections.values()
+            if c.postable and c.pair[0] in keys and self.group_of[c.pair[1]] == group
+        ]  # fmt: skip
         if not ways:
-            self.fail(transfer, "no connection is left")
+            self.fail(transfer, f"no connection to rank {due.target_rank} of the peer is up", group)
             return False
         ways = [c for c in ways if c.outstanding < WINDOW]
         if not ways:
             return False
         connection = ways[0] if len(ways) == 1 else self.ether.kernel.rng.choice(ways)
-        write = Write(transfer, connection, due.source_rank, due.target_rank, due.layer,
-                      due.heads, due.pages, transfer.immediate)  # fmt: skip
+        write = Write(
+            transfer, connection, due.source_rank, due.target_rank, due.layer, due.heads,
+            due.pages, transfer.immediate, keys[connection.pair[0]],
+        )  # fmt: skip
         transfer.key = transfer.key or self.key_of(transfer.number)
         transfer.outstanding += 1
         connection.outstanding += 1
@@ -341,27 +201,37 @@ class Core:
         transfer = write.transfer
         transfer.outstanding -= 1
         write.connection.outstanding -= 1
+        group = self.group_of[write.connection.pair[1]]
         if error:
             transfer.errors.add(write.connection.prefill_pair)
-            self.fail(transfer, error)
+            self.fail(transfer, error, group)
         self.look(transfer)
-        self.pump()
+        self.pump(group)
 
-    def fail(self, transfer: Transfer, text: str) -> None:
+    def fail(self, transfer: Transfer, text: str, group: int) -> None:
+        """Seen by this group; the others hear of it."""
         if transfer.failed or transfer.ended:
             return
         transfer.failed = True
-        transfer.todo.clear()
+        transfer.todo = [due for due in transfer.todo if due.group != group]
+        for other in transfer.groups - {group}:
+            self.post(other, lambda other=other: self._halt(transfer, other))  # type: ignore[misc]
         self.say(
             Event("failed", transfer=transfer.number, text=text, pairs=sorted(transfer.errors))
         )
+
+    def part_closed(self, found: Session, group: int) -> None:
+        for transfer in list(self.transfers.values()):
+            if transfer.session is found and any(due.group == group for due in transfer.todo):
+                self.fail(transfer, "the session was fenced", group)
+                self.look(transfer)
 
     def quiet(self, transfer: Transfer) -> bool:
         """No write of it is outstanding, over any connection."""
         return transfer.outstanding == 0
 
     def look(self, transfer: Transfer) -> None:
-        if transfer.ended or transfer.todo or not self.quiet(transfer):
+        if transfer.ended or transfer.todo or transfer.coming or not self.quiet(transfer):
             return
         if transfer.failed or transfer.stopped or transfer.finished:
             transfer.ended = True

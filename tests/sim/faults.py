@@ -196,14 +196,18 @@ def _lose_nic(cluster: "Cluster", process: "Process", nic: int) -> None:
     ether.nic_down.add((process.spec.name, nic))
     cluster.kernel.at(cluster.rng.uniform(0.2, 9.0), ether.nic_back, process.spec.name, nic)
     if cluster.rng.random() < 0.5:
-        side = 0 if process.spec.role is Role.DECODE else 1
-        for connection in ether.connections:
-            if (connection.decode, connection.prefill)[side] is not process.core:
-                continue
-            if connection.pair[side] == nic:
-                process.later(
-                    ether.quick(), lambda one=connection: ether.tell_lost(one, process.core)
-                )
+        end_connections(cluster, process, nic)
+
+
+def end_connections(cluster: "Cluster", process: "Process", nic: int) -> None:
+    """The host notices that its NIC is dead."""
+    side = 0 if process.spec.role is Role.DECODE else 1
+    ether = cluster.ether
+    for connection in ether.connections:
+        if (connection.decode, connection.prefill)[side] is not process.core:
+            continue
+        if connection.pair[side] == nic:
+            process.later(ether.quick(), lambda one=connection: ether.tell_lost(one, process.core))
 
 
 def worker_dies(cluster: "Cluster") -> bool:

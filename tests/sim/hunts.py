@@ -13,6 +13,8 @@ from pdnode.core import wire
 from pdnode.core.grant import GrantState
 from pdnode.core.push import PushState
 from pdnode.core.transfer import Effect, Send
+from tests.sim.device_faults import crash_if_up
+from tests.sim.faults import end_connections
 from tests.sim.wires import Connection
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.process import Process
 
 LATE_FENCE_S = 3.0  # longer than a peer waits for it
+LATEST_LENDING_S = 3.0
 
 
 class Hunts:
@@ -43,6 +46,48 @@ class Hunts:
     def leaves(self, key: str) -> bool:
         """Whether the client is to hang up in the turn in which this attempt is lost."""
         return key in self._leaving
+
+    # device groups
+
+    def lending(self, process: "Process", group: int) -> tuple[float, str]:
+        """Memory is about to be registered with NICs of this group, which is not its own: how much
+        later than ever that is done, and why it fails."""
+        cluster = self._cluster
+        if cluster.calm:
+            return 0.0, ""
+        late_s = 0.0
+        if self._strikes("lending late", 0.3):
+            late_s = LATEST_LENDING_S * self._rng.random()
+        soon_s = late_s * self._rng.random()
+        if self._strikes("lending group lost", 0.2):
+            nics = sorted(process.spec.devices.nics[group])
+            lost = self._rng.sample(nics, self._rng.randint(1, len(nics)))
+            cluster.kernel.at(soon_s, self._end_all, process, lost)
+        if self._strikes("lender crashes", 0.03):
+            cluster.kernel.at(soon_s, crash_if_up, cluster, process, 0.05)
+        return late_s, "no memory" if self._strikes("lending fails", 0.05) else ""
+
+    def reopening(self, process: "Process", nics: Sequence[int]) -> float:
+        """NICs are about to be registered anew: how much later than ever that is done. Another
+        group may lose all of its own meanwhile, and ask for theirs."""
+        devices = process.spec.devices.nics
+        others = [one for one in devices if not one & set(nics)]
+        if self._cluster.calm or not others or not self._strikes("group lost at return", 0.1):
+            return 0.0
+        self._end_all(process, sorted(self._rng.choice(others)))
+        return 0.1 * self._rng.random()
+
+    def returned(self, process: "Process", nic: int) -> None:
+        """A pair is back. Those that carried memory for a group without any die at once."""
+        mine = next(one for one in process.spec.devices.nics if nic in one)
+        rest = sorted(mine - {nic})
+        bare = any(link.bare_groups() for link in process.peers._links.values())
+        if bare and rest and not self._cluster.calm and self._strikes("others lost at return", 0.3):
+            self._end_all(process, rest)
+
+    def _end_all(self, process: "Process", nics: Sequence[int]) -> None:
+        for nic in nics:
+            end_connections(self._cluster, process, nic)
 
     # the decode side
 

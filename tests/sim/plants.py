@@ -4,7 +4,7 @@ Each must be found by the promises of the cluster within a few hundred seeds, or
 not see the same mistake in the real code either.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -20,13 +20,13 @@ from pdnode.messenger.pull import Pull, PullMessenger
 from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
 from tests.sim import process
-from tests.sim.fabric import Core, Transfer
+from tests.sim.device_plants import DEVICE_PLANTS, Change, Plant
+from tests.sim.fabric import Core
+from tests.sim.parts import Part, Session, Transfer
 from tests.sim.wires import WHOLE, Event
 from tests.sim.worker import Worker
 
 Effects = list[transfer.Effect]
-Change = tuple[object, str, object]
-Plant = Callable[[], list[Change]]
 
 
 def free_on_timeout() -> list[Change]:
@@ -81,7 +81,7 @@ def close_taken_for_fence() -> list[Change]:
     return [(PushMessenger, "_pair_down", pair_down)]
 
 
-def drained_of_one_group() -> list[Change]:
+def drained_of_one_connection() -> list[Change]:
     """The first connection is idle: `drained`, whatever the others still do."""
 
     def quiet(self: Core, found: Transfer) -> bool:
@@ -135,28 +135,24 @@ def boot_id_ignored() -> list[Change]:
 
 def fence_skipped() -> list[Change]:
     """The whole-session fence is confirmed without closing anything."""
-    real = Core.do_fence
+    real = Core._close
 
-    def do_fence(self: Core, session: int, pair: transfer.Pair) -> None:
-        if pair == WHOLE and self.writable:
-            self.emit(Event("fenced", session, pair))
-        else:
-            real(self, session, pair)
+    def close(self: Core, found: Session, part: Part, pair: transfer.Pair, group: int) -> None:
+        if pair != WHOLE or not self.writable:
+            real(self, found, part, pair, group)
 
-    return [(Core, "do_fence", do_fence)]
+    return [(Core, "_close", close)]
 
 
 def pair_fence_skipped() -> list[Change]:
     """`nic_fenced` is said without a fence."""
-    real = Core.do_fence
+    real = Core._close
 
-    def do_fence(self: Core, session: int, pair: transfer.Pair) -> None:
-        if pair != WHOLE and self.writable:
-            self.emit(Event("fenced", session, pair))
-        else:
-            real(self, session, pair)
+    def close(self: Core, found: Session, part: Part, pair: transfer.Pair, group: int) -> None:
+        if pair == WHOLE or not self.writable:
+            real(self, found, part, pair, group)
 
-    return [(Core, "do_fence", do_fence)]
+    return [(Core, "_close", close)]
 
 
 def retry_into_same_pages() -> list[Change]:
@@ -320,7 +316,7 @@ PLANTS: dict[str, Plant] = {
     "drained before delivery completion": completion_before_delivery,
     "drained after an error completion": drained_after_error,
     "sender's close taken for a fence": close_taken_for_fence,
-    "drained while one group still writes": drained_of_one_group,
+    "drained while one connection still writes": drained_of_one_connection,
     "counter compared by equality": count_by_equality,
     "generation ignored": generation_ignored,
     "boot id ignored": boot_id_ignored,
@@ -341,6 +337,7 @@ PLANTS: dict[str, Plant] = {
     "fence never asked for": loss_told_before_the_fence,
     "group of a dispatch ignored": group_ignored,
     "counter raised before the all-reduce": raised_before_the_sum,
+    **DEVICE_PLANTS,
 }
 
 

@@ -5,7 +5,7 @@ It joins them as daemon/node.py does. A restart is a new `Process` under the sam
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from pdnode.core import transfer, wire
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.heartbeat import Counters
 from pdnode.core.hello import wire_geometry
+from pdnode.core.link_effects import SessionLost
 from pdnode.core.pages import PagePool
 from pdnode.core.schedule import Scheduler
 from pdnode.core.slots import Slot, SlotPool
@@ -21,13 +22,14 @@ from pdnode.core.transfer import FailCause
 from pdnode.daemon.peering import Peering
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.steps import StepLoop
+from pdnode.messenger.devices import Devices
 from pdnode.messenger.dispatch import DispatchLimits
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.groups import SourceGroup, SourceRegion
-from pdnode.messenger.peer_link import Identity
+from pdnode.messenger.peer_link import Identity, PeerLink
 from pdnode.messenger.peers import SESSION_EVENTS, PeerManager
 from pdnode.messenger.pull import Pull, PullMessenger
-from pdnode.messenger.push import PushMessenger
+from pdnode.messenger.push import PushMessenger, _turned
 from pdnode.messenger.push_work import PushWork
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
@@ -68,12 +70,16 @@ class Spec:
     name: str
     role: Role
     geometry: KvGeometry
-    nics: int
     slots: int
     policy: WhenNoPrefill
     prefills: tuple[str, ...]  # whom a decode node dials
     groups: int = 1  # each of `geometry`
     reduces: bool = True  # a layer ends in an all-reduce over the ranks
+    devices: Devices = field(kw_only=True)
+
+    @property
+    def nics(self) -> int:
+        return sum(map(len, self.devices.nics))
 
 
 class WatchedPool(PagePool):
@@ -121,7 +127,9 @@ class Group:
         self.steps = StepLoop(scheduler, self.worker)
         self.worker.steps = self.steps
         self.regions = tuple(
-            SourceRegion(rank, first_rank if process.spec.reduces else rank)
+            SourceRegion(
+                rank, first_rank if process.spec.reduces else rank, process.core.homes[rank]
+            )
             for rank in range(first_rank, first_rank + geometry.tp)
         )
 
@@ -183,17 +191,35 @@ class WatchedPushes(PushMessenger):
         super()._apply(work, effects)
         self.moment(work)
 
+    def _carry_out(self, work: PushWork, effect: transfer.Effect) -> None:
+        if isinstance(effect, transfer.Send) and isinstance(effect.frame, wire.Failed):
+            failed = effect.frame
+            left = {_turned(pair) for pair in work.session.pairs} - set(failed.pairs)
+            lost = failed.cause != FailCause.WRITE or not left or not work.session.up
+            promise(lost, f"an attempt was given up with connections left: {failed.text}")
+        super()._carry_out(work, effect)
+
 
 class CountingPeering(Peering):
     """Says that a NIC pair came back."""
 
-    def __init__(self, messenger: PullMessenger | PushMessenger, cluster: "Cluster") -> None:
+    def __init__(self, messenger: PullMessenger | PushMessenger, process: "Process") -> None:
         super().__init__(messenger)
-        self._cluster = cluster
+        self._process = process
 
     def pair_up(self, session: PeerSession, pair: tuple[int, int]) -> None:
-        self._cluster.returns += 1
+        cluster = self._process.cluster
+        cluster.returns += 1
+        cluster.hunts.returned(self._process, pair[0])
         super().pair_up(session, pair)
+
+
+class WatchedPeers(PeerManager):
+    """No session ends for want of a NIC while it has any, unless memory cannot be registered."""
+
+    def link_lost(self, link: PeerLink, lost: SessionLost) -> None:
+        promise("registered with no other NIC" not in lost.cause, lost.cause)
+        super().link_lost(link, lost)
 
 
 class Process:
@@ -213,8 +239,10 @@ class Process:
             Memory(spec.geometry, writable=spec.role is Role.DECODE) for _ in range(spec.groups)
         ]
         self.core = Core(
-            cluster.ether, spec.name, memories,
+            cluster.ether, spec.name, memories, spec.devices,
             later=self.later, emit=self._emit, key_of=self._key_of,
+            lending=lambda group: cluster.hunts.lending(self, group),
+            reopening=lambda nics: cluster.hunts.reopening(self, nics),
         )  # fmt: skip
         self.groups = [
             Group(self, memory, number * spec.geometry.tp) for number, memory in enumerate(memories)
@@ -259,15 +287,18 @@ class Process:
         )  # fmt: skip
         listens = spec.role is Role.PREFILL
         nics = tuple(
-            wire.NicAddress(nic, f"nic{nic}", f"{spec.name}:{nic}".encode() if listens else b"")
+            wire.NicAddress(
+                nic, f"nic{nic}", f"{spec.name}:{nic}".encode() if listens else b"",
+                self.core.ranks_of(nic),
+            )
             for nic in range(spec.nics)
-        )
+        )  # fmt: skip
         regions = {} if listens else {rank: rank for rank in self.core.ranks}
-        return PeerManager(
+        return WatchedPeers(
             config,
-            Identity(hello, nics, regions),
+            Identity(hello, nics, regions, spec.devices, dict(enumerate(self.core.homes))),
             self.core,  # type: ignore[arg-type]
-            CountingPeering(messenger, self.cluster),
+            CountingPeering(messenger, self),
             dial=self._dial,
             counters=self._counters,
             clock=self.loop.time,
@@ -285,6 +316,7 @@ class Process:
             drop_link=self._drop_link,
             records=Records(),
             clock=self.loop.time,
+            devices=self.spec.devices,
         )
         pushes.moment = lambda work: self.cluster.hunts.push(self, work)
         return pushes

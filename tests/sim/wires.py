@@ -6,13 +6,15 @@ Its completion is a second, later thing, and may be an error although the write 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from tests.sim.kernel import Kernel
 from tests.sim.network import Route
 
 if TYPE_CHECKING:
-    from tests.sim.fabric import Core, Session, Transfer
+    from tests.sim.fabric import Core
+    from tests.sim.parts import Session, Transfer
 
 Pair = tuple[int, int]
 WHOLE = (-1, -1)
@@ -46,6 +48,7 @@ class Write:
     heads: tuple[int, int, int]
     pages: list[tuple[int, int]]
     immediate: int
+    key: int  # of the registration that it goes to
     content: list[int] | None = None  # read from the source when that is not possible later
     landed: bool = False
     back: bool = False
@@ -107,12 +110,17 @@ class Ether:
         self._find = find
         self._delay = delay
         self._nic_held: list[Callable[[], None]] = []
+        self._keys = count(1)
         self.seen: list[tuple[Core, int, int]] = []  # (target, immediate, weight) of landed writes
 
     def quick(self) -> float:
         """How long a progress thread takes to get to something; now and then it is starved."""
         rng = self.kernel.rng
         return rng.random() * (0.001 if rng.random() < 0.9 else 0.05)
+
+    def new_key(self) -> int:
+        """Of a registration; none is used twice."""
+        return next(self._keys)
 
     # connections
 
@@ -145,7 +153,9 @@ class Ether:
         if peer.frozen:
             return
         theirs = next((s for s in peer.sessions.values() if s.token == session.token), None)
-        if theirs is None:
+        if not core.registered(session.number, pair[0]):
+            return  # fenced meanwhile
+        if theirs is None or not peer.registered(theirs.number, pair[1]):
             core.later(0.0, lambda: core.emit(Event("lost", session.number, pair, text="rejected")))
             return
         connection = Connection(core, peer, session.number, theirs.number, pair, route)
