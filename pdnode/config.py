@@ -77,6 +77,8 @@ class FabricConfig:
     port: int = 7701  # prefill: listening fabric port of every NIC; 0: any
     poll: str = "adaptive"  # adaptive | busy
     nics: tuple[NicConfig, ...] = ()
+    # Device group of each rank where the host chose the NICs; no key. Empty: dealt in order.
+    homes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

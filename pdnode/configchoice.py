@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdnode.config import Config, NicConfig
+from pdnode.configgpu import gpu_names, uses_gpus
 from pdnode.errors import DeviceMissing
 from pdnode.fabric.library import find_library
+from pdnode.memory import cudriver
 from pdnode.topology.choose import Choice, FabricDevice, choose, default_route
 from pdnode.topology.detect import detect
 from pdnode.topology.ncclxml import override, read_topology_file
@@ -25,7 +27,8 @@ def chooses(config: Config) -> bool:
 
 
 def choose_nics(config: Config, address_of: AddressOf) -> Choice:
-    """Reads /sys, and for RDMA loads libfabric. ConfigError if the topology file is no good."""
+    """Reads /sys, asks the driver for the GPUs, and for RDMA loads libfabric. ConfigError if the
+    topology file is no good."""
     host, wanted = detect(), config.topology
     if wanted.file:
         host = override(host, read_topology_file(Path(wanted.file)))
@@ -33,7 +36,7 @@ def choose_nics(config: Config, address_of: AddressOf) -> Choice:
         host,
         Policy(wanted.allow, wanted.deny, config.fabric.provider),
         _devices(config),
-        for_gpus=config.engine.device == "cuda",
+        gpus=_gpus(config),
         address_of=address_of,
         default_route=default_route(Sysfs()),
     )
@@ -51,8 +54,18 @@ def with_chosen_nics(config: Config, address_of: AddressOf) -> Config:
             f"fabric.nics: none is named and none of this host can be used for "
             f'"{config.fabric.provider}": {against or "it shows no NIC"}'
         )
-    nics = tuple(NicConfig(one.nic.name, "", "", "") for one in choice.chosen)
-    return dataclasses.replace(config, fabric=dataclasses.replace(config.fabric, nics=nics))
+    nics = tuple(NicConfig(one.nic.name, "", "", "", one.group) for one in choice.chosen)
+    fabric = dataclasses.replace(config.fabric, nics=nics, homes=choice.homes)
+    return dataclasses.replace(config, fabric=fabric)
+
+
+def _gpus(config: Config) -> tuple[str, ...]:
+    """PCI addresses of the ranks' GPUs; none where there is no way to them, which `gpu_problems`
+    says itself."""
+    if uses_gpus(config):
+        with contextlib.suppress(DeviceMissing):
+            return tuple(cudriver.find_gpu(name).pci for name in gpu_names(config))
+    return ()
 
 
 def _devices(config: Config) -> list[FabricDevice]:

@@ -19,10 +19,10 @@ from pdnode.configkinds import (
     Size,
     Text,
 )
+from pdnode.topology.groups import MAX_DEVICE_GROUPS
 
 CONFIG_VERSION = 1
 MAX_NICS = 32
-MAX_DEVICE_GROUPS = 16
 MAX_PREFILL_PEERS = 64
 MAX_SOCKET_PATH = 107  # sun_path of Linux without its final zero
 DEMO_MODEL = "smollm2"

@@ -49,10 +49,29 @@ def choose_places(config: Config) -> Placed:
         if (found := find_nic(host, nic.name)) is not None:
             groups[nic.group].append(found)
     near = nearest_groups(groups)
+    if count > 1:
+        homes = rank_homes(config, count)
+        event(
+            _log, logging.INFO, "topology.groups", "NICs are in device groups",
+            groups="; ".join(_group_text(config, homes, number) for number in range(count)),
+        )  # fmt: skip
     if not config.topology.pin:
         return Placed((-1,) * count, (), near)
     threads = _pin(host, groups)
     return Placed(threads.progress, threads.worker, near)
+
+
+def rank_homes(config: Config, groups: int) -> tuple[int, ...]:
+    """Device group of each rank: as the host chose, else dealt in order."""
+    ranks = config.engine.tp * config.engine.dp
+    return config.fabric.homes or tuple(rank * groups // ranks for rank in range(ranks))
+
+
+def _group_text(config: Config, homes: tuple[int, ...], group: int) -> str:
+    """ "0: mlx5_0, mlx5_1 for rank 0" """
+    nics = ", ".join(nic.name for nic in config.fabric.nics if nic.group == group)
+    ranks = ", ".join(str(rank) for rank, home in enumerate(homes) if home == group)
+    return f"{group}: {nics} for rank {ranks}"
 
 
 def _pin(host: Host, groups: list[list[Nic]]) -> GroupThreads:

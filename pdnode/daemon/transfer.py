@@ -9,7 +9,7 @@ from pdnode.config import Config, NicConfig
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.wire import NicAddress
 from pdnode.daemon.kvregion import HOST_MEMORY, RegionChoice, choose_region
-from pdnode.daemon.placement import NOT_PLACED, Placed
+from pdnode.daemon.placement import NOT_PLACED, Placed, rank_homes
 from pdnode.engine.group import WorkerGroup
 from pdnode.errors import DeviceMissing
 from pdnode.fabric._native import Fabric, FabricError
@@ -136,7 +136,6 @@ def open_transfer(config: Config, placed: Placed = NOT_PLACED) -> Transfer:
     ConfigError as choose_region."""
     fabric_config = config.fabric
     nics = _in_groups(config)
-    ranks = config.engine.tp * config.engine.dp
     groups = [[n for n, nic in enumerate(nics) if nic.group == g] for g in range(len(placed.near))]
     try:
         library = find_library(fabric_config.library, fabric_config.provider)
@@ -155,7 +154,7 @@ def open_transfer(config: Config, placed: Placed = NOT_PLACED) -> Transfer:
     addresses = tuple(NicAddress(number, nic.name, b"") for number, nic in enumerate(nics))
     speeds = {nic.name: speed for nic in nics if (speed := _line_bytes_per_s(nic.name))}
     devices = Devices(tuple(frozenset(members) for members in groups), placed.near)
-    homes = tuple(rank * len(groups) // ranks for rank in range(ranks))
+    homes = rank_homes(config, len(groups))
     return Transfer(FabricEngine(fabric), fabric, devices, homes, addresses, speeds, region)
 
 

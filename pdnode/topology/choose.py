@@ -1,14 +1,17 @@
-"""Which NICs a node takes when its configuration names none: the ones near to its GPUs, or to all
-of the host; each with its reason. Joined with what libfabric lists, by PCI address."""
+"""Which NICs a node takes when its configuration names none: those of the GPUs that its ranks run
+on, in device groups, or all of the host in one; each with its reason. Joined with what libfabric
+lists, by PCI address."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pdnode.topology.groups import form_groups
 from pdnode.topology.host import UNKNOWN_NODE, Host, Nic, Place
-from pdnode.topology.place import place
+from pdnode.topology.place import Placement, place
 from pdnode.topology.sysfs import Sysfs, read_text
-from pdnode.topology.usable import Policy
+from pdnode.topology.usable import Policy, judge
 
+_NOWHERE = Place(None, "", (), UNKNOWN_NODE, UNKNOWN_NODE)
 _DEFAULT_ROUTE = "00000000"
 
 
@@ -24,16 +27,21 @@ class FabricDevice:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
+    """`group`: the device group of a NIC that is taken."""
+
     nic: Nic
     reason: str
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`refused`: why the others were not taken, by name."""
+    """`refused`: why the others were not taken. `homes`: device group of each rank; empty: all
+    NICs are in one."""
 
     chosen: tuple[Chosen, ...]
     refused: tuple[Chosen, ...]
+    homes: tuple[int, ...] = ()
 
 
 def choose(
@@ -41,36 +49,60 @@ def choose(
     policy: Policy,
     devices: Sequence[FabricDevice],
     *,
-    for_gpus: bool,
+    gpus: Sequence[str],
     address_of: Callable[[str], str | None],
     default_route: str,
 ) -> Choice:
-    """`for_gpus`: the NICs that placement gives to the host's GPUs, as far as there are any; else
-    all usable ones. `address_of(name)`: a NIC's IP address; `default_route`: the interface of the
-    default route, which tcp falls back to where the host shows no network hardware.
+    """`gpus`: PCI addresses of the ranks' GPUs, whose NICs are those that placement over the whole
+    host gives them; empty, or none of them with a NIC: all usable ones. `address_of(name)`: a NIC's
+    IP address; `default_route`: the interface of the default route, which tcp falls back to where
+    the host shows no network hardware.
     """
-    placed = place(host, policy)
-    refused = [Chosen(v.nic, v.reason) for v in placed.nics if not v.usable]
-    found: dict[str, Chosen] = {}
-    for at in placed.gpus if for_gpus else ():
-        for rail in at.rails:
-            if rail.assigned:
-                reason = f"GPU {at.gpu.place.pci}: {rail.reason}"
-                found.setdefault(rail.nic.name, Chosen(rail.nic, reason))
-    if not found:
-        found = {v.nic.name: Chosen(v.nic, v.reason) for v in placed.nics if v.usable}
-    chosen = []
-    for one in found.values():
-        objection = _objection(one.nic, policy.provider, devices, address_of)
-        if objection:
-            refused.append(Chosen(one.nic, objection))
-        else:
-            chosen.append(one)
-    if not chosen and policy.provider.startswith("tcp") and address_of(default_route):
-        nic = Nic(default_route, Place(None, "", (), UNKNOWN_NODE, UNKNOWN_NODE), "tcp")
+    objections = {
+        verdict.nic.name: text
+        for verdict in judge(host, policy)
+        if verdict.usable
+        and (text := _objection(verdict.nic, policy.provider, devices, address_of))
+    }
+    placed = place(host, policy, objections)
+    refused = tuple(Chosen(v.nic, v.reason) for v in placed.nics if not v.usable)
+    usable = tuple(Chosen(v.nic, v.reason) for v in placed.nics if v.usable)
+    if not usable and policy.provider.startswith("tcp") and address_of(default_route):
+        nic = Nic(default_route, _NOWHERE, "tcp")
         reason = "no other interface can be used here, and it has the default route"
-        chosen = [Chosen(nic, reason)]
-    return Choice(tuple(chosen), tuple(refused))
+        usable = (Chosen(nic, reason),)
+    return _in_groups(placed, gpus, refused) or Choice(usable, refused)
+
+
+def _in_groups(
+    placed: Placement, gpus: Sequence[str], refused: tuple[Chosen, ...]
+) -> Choice | None:
+    """The NICs of these GPUs; None if they have none."""
+    at = {one.gpu.place.pci: one for one in placed.gpus}
+    own = [{nic.name for nic in at[pci].nics} if pci in at else set() for pci in gpus]
+    if not any(own):
+        return None
+    usable = [verdict.nic for verdict in placed.nics if verdict.usable]
+    places = [at[pci].gpu.place if pci in at else _NOWHERE for pci in gpus]
+    groups = form_groups(places, own, usable)
+    chosen, left = [], []
+    for nic in usable:
+        rails = [(p, rail) for p, one in at.items() for rail in one.rails if rail.nic == nic]
+        owners = [(pci, rail) for pci, rail in rails if rail.assigned]
+        if nic.name not in groups.nics:
+            others = ", ".join(str(pci) for pci, _ in owners)
+            text = (
+                f"it is for GPU {others}, which no rank runs on" if others else "no GPU's nearest"
+            )
+            left.append(Chosen(nic, text))
+            continue
+        number = groups.nics[nic.name]
+        pci, rail = next((pci, rail) for pci, rail in owners if pci in gpus)
+        ranks = ", ".join(str(r) for r, home in enumerate(groups.ranks) if home == number)
+        text = f"GPU {pci}: {rail.reason}; device group {number}, for rank {ranks}"
+        chosen.append(Chosen(nic, text, number))
+    chosen.sort(key=lambda one: one.group)
+    return Choice(tuple(chosen), (*refused, *left), groups.ranks)
 
 
 def _objection(

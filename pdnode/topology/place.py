@@ -1,6 +1,8 @@
 """Placement: the NICs and CPUs of every GPU, each choice with its reason in words."""
 
+import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdnode.topology.balance import balance
@@ -49,10 +51,20 @@ class _Choice:
     nics: tuple[str, ...]
 
 
-def place(host: Host, policy: Policy) -> Placement:
+def place(host: Host, policy: Policy, objections: Mapping[str, str] | None = None) -> Placement:
     """NICs are dealt out so that each that is nearest and fastest for some GPU works, and no GPU
-    is without one while a usable one exists; GPUs that must share do so evenly."""
+    is without one while a usable one exists; GPUs that must share do so evenly.
+
+    `objections`: NICs, by name, that are out of use for what the host's files do not show, and why.
+    """
     verdicts = judge(host, policy)
+    if objections:
+        verdicts = tuple(
+            dataclasses.replace(one, usable=False, reason=objections[one.nic.name])
+            if one.usable and one.nic.name in objections
+            else one
+            for one in verdicts
+        )
     usable = [verdict.nic for verdict in verdicts if verdict.usable]
     choices = {_key(gpu): _choose(gpu, usable) for gpu in host.gpus} if usable else {}
     pairs = _deal(choices)

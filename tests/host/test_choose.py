@@ -30,14 +30,18 @@ def tree(tmp_path: Path) -> HostTree:
 
 
 def pick(
-    tree: HostTree, provider: str, *devices: FabricDevice, gpus: bool = False, bare: str = "-"
+    tree: HostTree,
+    provider: str,
+    *devices: FabricDevice,
+    gpus: tuple[str, ...] = (),
+    bare: str = "-",
 ) -> Choice:
     """Every NIC has an address but `bare`."""
     return choose(
         detect(tree.root),
         Policy(provider=provider),
         devices,
-        for_gpus=gpus,
+        gpus=gpus,
         address_of=lambda name: None if name == bare else "192.0.2.1",
         default_route="wlan0",
     )
@@ -59,9 +63,12 @@ LISTED = (
 
 
 def test_the_nics_near_to_the_gpus_are_taken_with_their_reason(tree: HostTree) -> None:
-    choice = pick(tree, "verbs", *LISTED, gpus=True)
+    choice = pick(tree, "verbs", *LISTED, gpus=("0000:1a:00.0", "0000:2a:00.0"))
     assert names(choice) == ["mlx5_0", "mlx5_1"]
-    assert choice.chosen[0].reason == "GPU 0000:1a:00.0: PIX: nearest, 400 Gb/s"
+    assert (
+        choice.chosen[0].reason
+        == "GPU 0000:1a:00.0: PIX: nearest, 400 Gb/s; device group 0, for rank 0"
+    )
     assert against(choice, "eno1") == "a network interface; the fabric here is verbs"
 
 
@@ -108,3 +115,62 @@ def test_the_default_route_is_read_from_proc(tmp_path: Path) -> None:
         "eth0 00000000 010200C0 0003 0 0 0 00000000 0 0 0\n"
     )
     assert default_route(Sysfs(tree.root)) == "eth0"
+
+
+@pytest.fixture
+def switches(tmp_path: Path) -> HostTree:
+    """Three switches: with two GPUs and a NIC, with a GPU and two NICs, with a NIC alone."""
+    tree = HostTree(tmp_path)
+    tree.node(0, "0-3")
+    for bus, gpus, nics in (("1", 2, 1), ("2", 1, 2), ("4", 0, 1)):
+        under = (f"{bus}0:00.0",)
+        for number in range(gpus):
+            tree.pci(f"{bus}{number + 1}:00.0", GPU, under=under, numa=0)
+        for number in range(nics):
+            nic = tree.pci(f"{bus}{number + 8}:00.0", MELLANOX, under=under, numa=0)
+            tree.rdma(f"mlx5_{bus}{number}", nic)
+            tree.net(f"eth{bus}{number}", nic)
+    return tree
+
+
+def grouped(tree: HostTree, *buses: str, bare: str = "-") -> tuple[tuple[int, ...], dict[str, int]]:
+    """Groups of the ranks on the GPUs of these buses, and of the NICs."""
+    found = pick(tree, "tcp", gpus=tuple(f"0000:{bus}:00.0" for bus in buses), bare=bare)
+    return found.homes, {one.nic.name: one.group for one in found.chosen}
+
+
+def test_ranks_and_the_nics_of_their_gpus_form_groups(switches: HostTree) -> None:
+    """Three ranks on two groups, in either order: nothing that a rule of their numbers gives."""
+    assert grouped(switches, "11", "12", "21") == (
+        (0, 0, 1), {"mlx5_10": 0, "mlx5_20": 1, "mlx5_21": 1},
+    )  # fmt: skip
+    assert grouped(switches, "21", "12", "11") == (
+        (0, 1, 1), {"mlx5_10": 1, "mlx5_20": 0, "mlx5_21": 0},
+    )  # fmt: skip
+    assert grouped(switches, "11", "21", "12") == (
+        (0, 1, 0), {"mlx5_10": 0, "mlx5_20": 1, "mlx5_21": 1},
+    )  # fmt: skip
+
+
+def test_what_no_rank_of_the_node_is_near_to_is_left(switches: HostTree) -> None:
+    found = pick(switches, "tcp", gpus=("0000:11:00.0",))
+    assert names(found) == ["mlx5_10"]
+    assert against(found, "mlx5_20") == "it is for GPU 0000:21:00.0, which no rank runs on"
+    assert against(found, "mlx5_40") == "no GPU's nearest"
+
+
+def test_a_nic_that_cannot_be_used_is_dealt_to_nobody(switches: HostTree) -> None:
+    """Its GPU's ranks are with a NIC that is as near as any."""
+    homes, nics = grouped(switches, "11", "21", bare="mlx5_10")
+    assert "mlx5_10" not in nics
+    assert homes[0] in nics.values()
+    assert nics["mlx5_20"] == homes[1]
+
+
+def test_gpus_that_the_host_does_not_show_leave_one_group(switches: HostTree) -> None:
+    everything = dict.fromkeys(("mlx5_10", "mlx5_20", "mlx5_21", "mlx5_40"), 0)
+    assert grouped(switches, "77", "78") == ((), everything)
+    assert grouped(switches) == ((), everything), "the engine runs on the CPU"
+    homes, nics = grouped(switches, "77", "11", "21")
+    assert homes[1:] == (nics["mlx5_10"], nics["mlx5_20"])
+    assert homes[0] in homes[1:], "it joins one that has NICs"

@@ -3,11 +3,13 @@
 import tempfile
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pdnode.topology.balance import balance
+from pdnode.topology.choose import FabricDevice, choose
 from pdnode.topology.cpus import NumaNode
 from pdnode.topology.detect import detect
 from pdnode.topology.host import Distance, Gpu, Host, Nic, Place, distance
@@ -15,6 +17,7 @@ from pdnode.topology.place import Placement, place
 from pdnode.topology.usable import Policy
 from tests.support.host_tree import GPU, MELLANOX, HostTree
 
+VERBS = Policy(provider="verbs")
 RATES = (100.0, 200.0, 400.0)
 CPUS = {0: frozenset(range(64)), 1: frozenset(range(64, 128))}
 
@@ -117,6 +120,38 @@ def test_every_placement_holds_the_rules(host: Host) -> None:
         assert [rail.distance for rail in at.rails] == sorted(r.distance for r in at.rails)
         assert all(rail.reason for rail in at.rails)
     assert all(verdict.reason for verdict in placement.nics)
+
+
+@settings(max_examples=100, deadline=None)
+@given(hosts(), st.randoms())
+def test_device_groups_part_the_nics_as_placement_deals_them(host: Host, order: Random) -> None:
+    """Some of the GPUs, in any order: each rank has all NICs of its GPU in its group, and a group
+    has no NIC that none of its ranks was given."""
+    placed = {
+        at.gpu.place.pci or "": {nic.name for nic in at.nics} for at in place(host, VERBS).gpus
+    }
+    gpus = order.sample(sorted(placed), k=order.randint(0, len(placed)))
+    devices = [FabricDevice(nic.name, nic.place.pci or "") for nic in host.nics]
+    found = choose(
+        host, VERBS, devices, gpus=gpus, address_of=lambda _: "192.0.2.1", default_route=""
+    )
+    group_of = {one.nic.name: one.group for one in found.chosen}
+    assert len(group_of) == len(found.chosen), "a NIC is in one group"
+    assert all(one.reason for one in (*found.chosen, *found.refused))
+    if not any(placed[pci] for pci in gpus):
+        assert (found.homes, set(group_of.values()) - {0}) == ((), set())
+        return
+    assert set(group_of) == set().union(*(placed[pci] for pci in gpus))
+    assert set(found.homes) == set(group_of.values()) == set(range(max(found.homes) + 1))
+    firsts = [found.homes.index(group) for group in range(max(found.homes) + 1)]
+    assert firsts == sorted(firsts), "numbered by their first ranks"
+    for pci, home in zip(gpus, found.homes, strict=True):
+        assert {group_of[name] for name in placed[pci]} == {home}
+    for one, mine in zip(gpus, found.homes, strict=True):  # no larger than sharing makes them
+        reached = set(placed[one])
+        while more := {n for g in gpus if placed[g] & reached for n in placed[g]} - reached:
+            reached |= more
+        assert {name for name, group in group_of.items() if group == mine} == reached
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,11 +1,23 @@
 """What the daemon asks of the transfer core when it opens it."""
 
+import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
-from pdnode.config import Config, FabricConfig, ModelConfig, NicConfig, NodeConfig, PeerConfig
+from pdnode.config import (
+    Config,
+    EngineConfig,
+    FabricConfig,
+    ModelConfig,
+    NicConfig,
+    NodeConfig,
+    PeerConfig,
+)
 from pdnode.daemon import transfer
+from pdnode.daemon.placement import choose_places
 from pdnode.types import Role, WhenNoPrefill
 
 
@@ -37,3 +49,51 @@ def test_a_write_may_always_take_longer_than_a_nic_may_stall(
         )
     )
     assert asked == [silence_s]
+
+
+def test_the_chosen_group_of_each_rank_is_where_its_memory_goes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """(0, 1, 1) is not what dealing three ranks to two groups in order gives."""
+    groups: list[list[str]] = []
+    regions: list[tuple[int, int]] = []
+
+    class Recorder:
+        event_fd = -1
+        limits: ClassVar = {"endpoint": "msg"}
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def add_group(self, nics: list[tuple[str, str]], cpu: int) -> int:
+            groups.append([name for name, _ in nics])
+            return len(groups) - 1
+
+        def add_counter(self, fd: int) -> int:
+            return 0
+
+        def add_region(self, group: int, fd: int, size: int, page: int) -> int:
+            regions.append((group, fd))
+            return fd
+
+    monkeypatch.setattr(transfer, "Fabric", Recorder)
+    monkeypatch.setattr(transfer, "find_library", lambda library, provider: Path("/fabric.so"))
+    nics = (NicConfig("b", "", "", "", 1), NicConfig("a", "", "", "", 0))
+    config = Config(
+        node=NodeConfig("d", Role.DECODE, WhenNoPrefill.LOCAL),
+        model=ModelConfig(Path("m"), "m"),
+        engine=EngineConfig(tp=3),
+        fabric=FabricConfig(nics=nics, homes=(0, 1, 1)),
+    )
+    with caplog.at_level(logging.INFO):
+        placed = choose_places(config)
+    (record,) = [one for one in caplog.records if "device groups" in one.getMessage()]
+    assert "0: a for rank 0; 1: b for rank 1, 2" in str(record.__dict__)
+    opened = transfer.open_transfer(config, placed)
+    assert groups == [["a"], ["b"]]
+    worker = SimpleNamespace(counter_fd=9, region_fds=[10, 11, 12])
+    geometry = SimpleNamespace(region_bytes=64, page_bytes=64)
+    sources = opened.add_memory(worker, geometry, first_rank=0)  # type: ignore[arg-type]
+    assert regions == [(0, 10), (1, 11), (1, 12)]
+    assert [source.group for source in sources] == [0, 1, 1]
+    opened.take_role(config)
+    assert [(nic.name, nic.ranks) for nic in opened.nics] == [("a", [0]), ("b", [1, 2])]
