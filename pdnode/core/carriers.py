@@ -56,8 +56,7 @@ class Carriers:
         all_live = nics <= {pair[0] for pair in pairs}
         if all_live and (left := self.stranded(nics)):
             return f"the memory of rank {left[0]} was registered with no other NIC"
-        for region in regions:
-            pieces = [piece for piece in region.pieces if piece.nic in nics]
-            if region.rank in ranks and pieces:
-                self.lent.append(RegionDescriptor(region.rank, pieces))
+        # With all NICs: one that is just coming back has the memory too, and its peer may have
+        # heard of it before it did.
+        self.lent += [region for region in regions if region.rank in ranks]
         return None

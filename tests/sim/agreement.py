@@ -1,13 +1,37 @@
-"""Whether two nodes that have come to rest know the same of their session, and lack nothing."""
+"""Whether two nodes know the same of their session: while nothing is under way, and at rest."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pdnode.core.nics import joined_ranks
 from pdnode.messenger.session import PeerSession
+from tests.sim.kernel import promise
+from tests.sim.network import Socket
 
 if TYPE_CHECKING:
     from tests.sim.process import Process
+
+
+def check_reach(processes: "Mapping[str, Process]", decode: "Process") -> None:
+    """Where a decode node finds that all of its memory has a NIC, and no word is under way, the
+    prefill node knows a NIC for all of it: what it posted without would wait for ever."""
+    for link in decode.peers._links.values():
+        carriers, live = link.core._carriers, link.core.live_pairs
+        prefill = processes.get(str(link.core.peer_node))
+        if prefill is None or carriers is None or link.peer is None or not link.peer.up:
+            continue
+        here = link._transport
+        assert isinstance(here, Socket)
+        theirs = next(
+            (one for one in prefill.peers._links.values() if one._transport is here.other), None
+        )
+        told = carriers.asked is None and not carriers.fenced and not link.peer.lent
+        if theirs is None or theirs.peer is None or not told or not here.silent:
+            continue
+        covered = not carriers.stranded(nic for nic, _ in live)
+        if covered and {(nic, local) for local, nic in theirs.peer.pairs} == live:
+            for rank in decode.core.ranks:
+                promise(bool(theirs.peer.reaching(rank)), f"the peer knows no way to rank {rank}")
 
 
 def disagreements(processes: "Mapping[str, Process]") -> Iterator[str]:

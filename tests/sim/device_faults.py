@@ -58,6 +58,21 @@ def group_dies(cluster: "Cluster") -> bool:
     return True
 
 
+def one_nic_dies(cluster: "Cluster") -> bool:
+    """One of several in a group, so that it returns while its mates carry memory."""
+    found = [
+        (process, nic)
+        for process in cluster.processes.values()
+        if process.started and process.core.groups > 1
+        for nics in process.spec.devices.nics
+        if len(nics) > 1
+        for nic in sorted(nics)
+    ]
+    if found:
+        end_connections(cluster, *cluster.rng.choice(found))
+    return bool(found)
+
+
 def groups_lost_on_both_sides(cluster: "Cluster") -> bool:
     found = [pick(cluster, role) for role in (Role.DECODE, Role.PREFILL)]
     if None in found:
@@ -114,6 +129,7 @@ def crash_if_up(cluster: "Cluster", process: "Process", down_s: float) -> None:
 DEVICE_FAULTS = (
     Fault("device group lost", group_lost),
     Fault("device group dies", group_dies),
+    Fault("one NIC of a device group dies", one_nic_dies),
     Fault("device groups lost on both sides", groups_lost_on_both_sides),
     Fault("device group lost before set-up", group_lost_before_set_up),
     Fault("device group lost, node crashes", group_lost_and_crash),

@@ -1,9 +1,9 @@
 """Planted faults of device groups: see plants.py."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from pdnode.core import transfer, wire
+from pdnode.core import transfer
 from pdnode.core.link import Link
 from pdnode.core.nic_return import NicReturns
 from pdnode.core.nics import Pair
@@ -11,8 +11,7 @@ from pdnode.core.push import Push
 from pdnode.messenger.pull import PullMessenger
 from pdnode.messenger.session import PeerSession
 from tests.sim.fabric import Core
-from tests.sim.parts import Part, Session, Transfer
-from tests.sim.wires import Event
+from tests.sim.parts import Session, Transfer
 
 Change = tuple[object, str, object]
 Plant = Callable[[], list[Change]]
@@ -86,19 +85,6 @@ def lending_of_an_older_session() -> list[Change]:
     return [(Core, "descriptors", descriptors)]
 
 
-def lent_twice_is_lent() -> list[Change]:
-    """Memory that a group has carried before has all of its NICs, also those of meanwhile."""
-    real = Core._carry
-
-    def carry(self: Core, found: Session, group: int, part: Part, region: int) -> None:
-        if region in part.writable and self._holds(found, part):
-            self.say(Event("carried", found.number))
-        else:
-            real(self, found, group, part, region)
-
-    return [(Core, "_carry", carry)]
-
-
 def detour_to_nowhere() -> list[Change]:
     """A program goes out over whatever NICs are connected, if they reach the rank or not."""
 
@@ -106,20 +92,6 @@ def detour_to_nowhere() -> list[Change]:
         return frozenset(here for here, _ in self.pairs)
 
     return [(PeerSession, "reaching", reaching)]
-
-
-def return_forgets_the_lent() -> list[Change]:
-    """A returning NIC's descriptors are taken when it is answered, over what was lent since."""
-    real = NicReturns.opened
-
-    def opened(self: NicReturns, nics: Sequence[wire.NicAddress], *rest: Any) -> None:  # noqa: ANN401
-        gone = self._gone.get(self._opening) if self._opening is not None else None
-        asked = gone.asked if gone is not None else None
-        real(self, nics, *rest)
-        if asked is not None:
-            self._know(asked)
-
-    return [(NicReturns, "opened", opened)]
 
 
 def returned_before_told() -> list[Change]:
@@ -143,9 +115,7 @@ DEVICE_PLANTS: dict[str, Plant] = {
     "lent descriptors not in the message": lent_not_told,
     "lending ends when the group returns": lending_ends_at_return,
     "lending of an older session": lending_of_an_older_session,
-    "lent before is lent to every NIC": lent_twice_is_lent,
     "detour over a group that does not reach": detour_to_nowhere,
-    "returning NIC forgets what was lent": return_forgets_the_lent,
     "pair back before its fence is told": returned_before_told,
     "no way out fails the request": no_way_is_the_end,
 }

@@ -56,7 +56,7 @@ class Hunts:
         if cluster.calm:
             return 0.0, ""
         late_s = 0.0
-        if self._strikes("lending late", 0.3):
+        if self._strikes("lending late", 0.4):
             late_s = LATEST_LENDING_S * self._rng.random()
         soon_s = late_s * self._rng.random()
         if self._strikes("lending group lost", 0.2):
@@ -67,22 +67,34 @@ class Hunts:
             cluster.kernel.at(soon_s, crash_if_up, cluster, process, 0.05)
         return late_s, "no memory" if self._strikes("lending fails", 0.05) else ""
 
-    def reopening(self, process: "Process", nics: Sequence[int]) -> float:
-        """NICs are about to be registered anew: how much later than ever that is done. Another
-        group may lose all of its own meanwhile, and ask for theirs."""
-        devices = process.spec.devices.nics
-        others = [one for one in devices if not one & set(nics)]
-        if self._cluster.calm or not others or not self._strikes("group lost at return", 0.1):
+    def reopening(self, process: "Process", session: int, nics: Sequence[int]) -> float:
+        """NICs are about to be registered anew: how much later than ever that is done. A device
+        group of the decode node may lose all of its own meanwhile, and ask for theirs."""
+        cluster = self._cluster
+        token = process.core.sessions[session].token
+        decode, groups = next(
+            (
+                (one, [group for group in one.spec.devices.nics if one is not process
+                       or not group & set(nics)])
+                for one in cluster.processes.values()
+                if one.pulls is not None and len(one.spec.devices.nics) > 1
+                for found in one.core.sessions.values() if found.token == token
+            ),
+            (process, []),
+        )  # fmt: skip
+        if cluster.calm or not groups or not self._strikes("group lost at return", 0.3):
             return 0.0
-        self._end_all(process, sorted(self._rng.choice(others)))
-        return 0.1 * self._rng.random()
+        late_s = 0.2 * self._rng.random()
+        when_s = 1.5 * late_s * self._rng.random()  # before it is registered, or while it is probed
+        cluster.kernel.at(when_s, self._end_all, decode, sorted(self._rng.choice(groups)))
+        return late_s
 
     def returned(self, process: "Process", nic: int) -> None:
         """A pair is back. Those that carried memory for a group without any die at once."""
         mine = next(one for one in process.spec.devices.nics if nic in one)
         rest = sorted(mine - {nic})
         bare = any(link.bare_groups() for link in process.peers._links.values())
-        if bare and rest and not self._cluster.calm and self._strikes("others lost at return", 0.3):
+        if bare and rest and not self._cluster.calm and self._strikes("others lost at return", 0.6):
             self._end_all(process, rest)
 
     def _end_all(self, process: "Process", nics: Sequence[int]) -> None:

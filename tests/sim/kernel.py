@@ -147,6 +147,10 @@ class NodeLoop(asyncio.AbstractEventLoop):
 
     # the kernel's side
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self._ready)
+
     def freeze(self) -> None:
         self.frozen = True
 

@@ -44,6 +44,10 @@ class _Direction:
         self._due = False
         self.cut = False
 
+    @property
+    def flying(self) -> bool:
+        return bool(self._flying)
+
     def send(self, data: bytes) -> None:
         if self.cut:
             return
@@ -145,6 +149,15 @@ class Socket:
         pass
 
     # the network's side
+
+    @property
+    def silent(self) -> bool:
+        """Nothing is lost, no frame is on its way, and neither process has one to take."""
+        assert self.other is not None
+        return not any(
+            end.out.cut or end.out.flying or end._inbox or end._loop.has_work
+            for end in (self, self.other)
+        )
 
     def arrived(self, data: bytes) -> None:
         if self._loop.alive and not self._closed:

@@ -34,6 +34,7 @@ from pdnode.messenger.push_work import PushWork
 from pdnode.messenger.session import PeerSession
 from pdnode.obs.records import Records
 from pdnode.types import BootId, Role, Run, TransferId, WhenNoPrefill, expand_runs
+from tests.sim.agreement import check_reach
 from tests.sim.fabric import Core
 from tests.sim.kernel import NodeLoop, promise
 from tests.sim.memory import Memory
@@ -242,7 +243,7 @@ class Process:
             cluster.ether, spec.name, memories, spec.devices,
             later=self.later, emit=self._emit, key_of=self._key_of,
             lending=lambda group: cluster.hunts.lending(self, group),
-            reopening=lambda nics: cluster.hunts.reopening(self, nics),
+            reopening=lambda session, nics: cluster.hunts.reopening(self, session, nics),
         )  # fmt: skip
         self.groups = [
             Group(self, memory, number * spec.geometry.tp) for number, memory in enumerate(memories)
@@ -373,6 +374,7 @@ class Process:
             await asyncio.sleep(TICK_S)
             if self.pulls is not None:
                 self.pulls.tick()
+                check_reach(self.cluster.processes, self)
             if self.pushes is not None:
                 self.pushes.tick()
 

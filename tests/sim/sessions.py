@@ -29,7 +29,7 @@ class Sessions:
         emit: Callable[[Event], None],
         key_of: Callable[[int], str],
         lending: Callable[[int], tuple[float, str]],
-        reopening: Callable[[Sequence[int]], float],
+        reopening: Callable[[int, Sequence[int]], float],
     ) -> None:
         self.ether = ether
         self.node = node
@@ -42,7 +42,7 @@ class Sessions:
         self.emit = emit
         self.key_of = key_of  # the request of a transfer, for the checks
         self.lending = lending  # group that carries → how late that comes, why it fails
-        self.reopening = reopening  # NICs → how late their new registration comes
+        self.reopening = reopening  # session, NICs → how late their new registration comes
         self.devices = devices
         self.homes = device_homes(len(self.ranks), len(devices.nics))
         self.group_of = {nic: group for group, on in enumerate(devices.nics) for nic in on}
@@ -82,7 +82,7 @@ class Sessions:
     ) -> None:
         if not self.alive:
             return
-        late_s = self.reopening(nics) if session in self.sessions else 0.0
+        late_s = self.reopening(session, nics) if session in self.sessions else 0.0
         found = self.sessions.setdefault(session, Session(session, token))
         found.opening += len(nics)
         for group, members in enumerate(self.devices.nics):
