@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     add_numbers(
         parser,
-        ("pairs", 9, 1000, 9, "alternating pairs per cell"),
+        ("pairs", 9, 1000, 12, "alternating pairs per cell, over three connections"),
         ("mib", 4, 1024, 32, "memory of each side, MiB"),
         ("raises", 1, 60_000, 10_000, "raises of the layer counter per mode, 1 ms apart"),
     )

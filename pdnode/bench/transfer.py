@@ -2,7 +2,9 @@
 
 Per cell (provider, page size, pattern): the bare loop's windows are tried, with one page an
 operation and with four gathered ones; then the core and the best of each take turns. What counts
-is the ratio within a turn, because rates on shared machines flip between regimes.
+is the ratio within a turn, because rates on shared machines flip between regimes. A connection and
+the memory of its two processes have luck of their own, which lasts: so all cells are measured on
+one connection after the other.
 """
 
 import json
@@ -11,6 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import exp, fsum, log
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
@@ -24,6 +27,8 @@ from pdnode.bench.raw import GATHERS, WINDOWS, configurations
 from pdnode.fabric._native import Fabric
 from pdnode.fabric.library import find_library
 
+CONNECTIONS = 3
+"""Pairs of processes of a provider, one after the other; each measures every cell."""
 CALIBRATIONS = 2
 LONG_PASSES = 4
 """Times over the memory where once would be over in a few milliseconds."""
@@ -45,9 +50,16 @@ class Cell:
     ratio_q3: float
 
 
-def measure_cell(
-    pair: Pair, *, provider: str, library: str, order: Order, pairs: int, step: Callable[[], None]
-) -> Cell:
+class Turn(NamedTuple):
+    """Rates in GB/s, measured one after the other: of the core, and of the bare loop with one page
+    an operation and with whatever was best on this connection."""
+
+    core: float
+    one_page: float
+    best: float
+
+
+def take_turns(pair: Pair, order: Order, turns: int, step: Callable[[], None]) -> list[Turn]:
     short = order.page_bytes < 64 << 10
     raw_passes = 1 if short else LONG_PASSES
     core_passes = 1 if short and order.pattern == "scattered" else LONG_PASSES
@@ -71,22 +83,27 @@ def measure_cell(
         gather: max(WINDOWS, key=lambda window, by=gather: tried[window, by])  # type: ignore[misc]
         for gather in GATHERS
     }
-    turns: dict[int, list[float]] = {0: [], **{gather: [] for gather in GATHERS}}
-    for number in range(pairs):
-        runners = list(turns)
+    rates: dict[int, list[float]] = {0: [], **{gather: [] for gather in GATHERS}}
+    for number in range(turns):
+        runners = list(rates)
         for runner in runners[number % len(runners) :] + runners[: number % len(runners)]:
-            turns[runner].append(core() if runner == 0 else bare(windows[runner], runner))
-    best = max(GATHERS, key=lambda gather: statistics.median(turns[gather]))
-    ratios = [ours / theirs for ours, theirs in zip(turns[0], turns[best], strict=True)]
+            rates[runner].append(core() if runner == 0 else bare(windows[runner], runner))
+    best = max(GATHERS, key=lambda gather: statistics.median(rates[gather]))
+    return [Turn(*rate) for rate in zip(rates[0], rates[1], rates[best], strict=True)]
+
+
+def cell_of(turns: Sequence[Turn], *, provider: str, library: str, order: Order) -> Cell:
+    ratios = [turn.core / turn.best for turn in turns]
     q1, middle, q3 = statistics.quantiles(ratios, n=4, method="inclusive")
+    core, one_page, best = (statistics.median(rates) for rates in zip(*turns, strict=True))
     return Cell(
         provider=provider,
         library=library,
         page_bytes=order.page_bytes,
         pattern=order.pattern,
-        gbytes_per_s=round(statistics.median(turns[0]), 4),
-        raw_one_page_gbytes_per_s=round(statistics.median(turns[1]), 4),
-        raw_best_gbytes_per_s=round(statistics.median(turns[best]), 4),
+        gbytes_per_s=round(core, 4),
+        raw_one_page_gbytes_per_s=round(one_page, 4),
+        raw_best_gbytes_per_s=round(best, 4),
         ratio=round(middle, 4),
         ratio_q1=round(q1, 4),
         ratio_q3=round(q3, 4),
@@ -94,9 +111,14 @@ def measure_cell(
 
 
 def measure_cells(plan: Plan, cpus: tuple[int, int], bar: Progress) -> list[Cell]:
-    runs = 2 + CALIBRATIONS * len(configurations()) + plan.pairs * (1 + len(GATHERS))
-    cells = len(plan.providers) * len(plan.page_bytes) * len(plan.patterns)
-    task = bar.add_task("transfer", total=cells * runs)
+    turns = -(-plan.pairs // CONNECTIONS)
+    orders = [
+        Order(page_bytes=size, size_bytes=plan.size_bytes, pattern=pattern, seed=size)
+        for pattern in plan.patterns
+        for size in plan.page_bytes
+    ]
+    runs = 2 + CALIBRATIONS * len(configurations()) + turns * (1 + len(GATHERS))
+    task = bar.add_task("", total=len(plan.providers) * CONNECTIONS * len(orders) * runs)
 
     def step() -> None:
         bar.advance(task)
@@ -106,32 +128,23 @@ def measure_cells(plan: Plan, cpus: tuple[int, int], bar: Progress) -> list[Cell
     for provider in plan.providers:
         path = str(find_library("auto", provider))
         version = Fabric(path, provider, "adaptive").library_version
-        with Pair(
-            library=path,
-            provider=provider,
-            size_bytes=plan.size_bytes,
-            poll="adaptive",
-            cpus=cpus,
-        ) as pair:
-            for pattern in plan.patterns:
-                for page_bytes in plan.page_bytes:
-                    bar.update(task, description=f"{provider} {pattern} {page_bytes >> 10} KiB")
-                    order = Order(
-                        page_bytes=page_bytes,
-                        size_bytes=plan.size_bytes,
-                        pattern=pattern,
-                        seed=page_bytes,
-                    )
-                    found.append(
-                        measure_cell(
-                            pair,
-                            provider=provider,
-                            library=version,
-                            order=order,
-                            pairs=plan.pairs,
-                            step=step,
-                        )
-                    )
+        taken: dict[Order, list[Turn]] = {order: [] for order in orders}
+        for _ in range(CONNECTIONS):
+            with Pair(
+                library=path,
+                provider=provider,
+                size_bytes=plan.size_bytes,
+                poll="adaptive",
+                cpus=cpus,
+            ) as pair:
+                for order in orders:
+                    what = f"{provider} {order.pattern} {order.page_bytes >> 10} KiB"
+                    bar.update(task, description=what)
+                    taken[order] += take_turns(pair, order, turns, step)
+        found += [
+            cell_of(taken[order], provider=provider, library=version, order=order)
+            for order in orders
+        ]
     return found
 
 
