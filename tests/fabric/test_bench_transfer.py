@@ -11,6 +11,7 @@ from pdnode.bench.latency import summary
 from pdnode.bench.node import Order
 from pdnode.bench.pair import Pair, cores
 from pdnode.bench.plan import PROVIDERS
+from pdnode.bench.transfer import Turn, cell_of
 from pdnode.errors import PdnodeError
 from pdnode.fabric.library import find_library
 
@@ -55,6 +56,15 @@ def test_a_short_run_prints_every_field() -> None:
     for latency in found["raise_to_post_us"].values():
         assert list(latency) == ["p50", "p99", "p99_9", "max"]
         assert 0 < latency["p50"] <= latency["p99"] <= latency["p99_9"] <= latency["max"]
+
+
+def test_the_ratio_is_the_median_of_those_within_a_turn() -> None:
+    turns = [Turn(1.0, 0.5, 2.0), Turn(3.0, 1.0, 3.0), Turn(4.0, 2.0, 2.0)]
+    order = Order(page_bytes=4096, size_bytes=SIZE_BYTES, pattern="scattered", seed=1)
+    cell = cell_of(turns, provider="tcp", library="2.0", order=order)
+    assert (cell.ratio_q1, cell.ratio, cell.ratio_q3) == (0.75, 1.0, 1.5)
+    rates = cell.gbytes_per_s, cell.raw_one_page_gbytes_per_s, cell.raw_best_gbytes_per_s
+    assert rates == (3.0, 1.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ constexpr uint64_t kEfaNicEntries = 24'000'000;
 const Provider kProviders[] = {
     {"tcp", "tcp", FI_EP_MSG, true, FI_DELIVERY_COMPLETE,
      "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, true,
-     false, true, 384},
+     false, true, 144},
     {"verbs", "verbs", FI_EP_MSG, false, 0, "RC acknowledgement", kUnlimited, kUnlimited, false,
      true, true, true, false, 192},
     {"efa", "efa", FI_EP_RDM, true, FI_DELIVERY_COMPLETE, "the device acknowledged it",
      kEfaPieceEntries, kEfaNicEntries, true, true, true, true, false, 192},
     {"tcp-rdm", "tcp", FI_EP_RDM, true, FI_DELIVERY_COMPLETE,
      "the target's progress thread acknowledged it", kUnlimited, kUnlimited, false, false, false,
-     false, true, 384},
+     false, true, 96},
 };
 
 Info make_hints(const Library& library, const Provider& provider, const std::string& domain,

@@ -72,6 +72,7 @@ void Connection::link(Op* op) {
   push(&ops, op);
   ++writes;
   bytes += op->bytes;
+  if (writes >= nic->limits.window_writes || bytes >= kWindowBytes) full = true;
 }
 
 void Connection::unlink(Op* op) {
@@ -81,6 +82,7 @@ void Connection::unlink(Op* op) {
   op->connection = nullptr;
   --writes;
   bytes -= op->bytes;
+  if (writes <= nic->limits.window_writes / 2 && bytes < kWindowBytes) full = false;
 }
 
 Connection* SessionPart::find(Pair pair) const {

@@ -140,13 +140,16 @@ struct Connection {
   bool bell_owed = false;   // the last post had FI_MORE: it may wait in the device for another
   uint32_t writes = 0;      // in flight, pages and probes
   uint64_t bytes = 0;
+  // Set when the window is full, until half of it has come back: small writes go out in bursts, which
+  // costs less than one at a time (docs/performance.md).
+  bool full = false;
   bool probe_wanted = false, probe_done = false, peer_probed = false, probed = false;
   Flow* flow = nullptr;
 
   bool has_room(bool urgent) const {
     const Limits& limits = nic->limits;
     return urgent ? writes < limits.urgent_window_writes && bytes < kUrgentWindowBytes
-                  : writes < limits.window_writes && bytes < kWindowBytes;
+                  : !full;
   }
   void link(Op* op);
   void unlink(Op* op);
