@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from pdnode.config import Config
+from pdnode.configrules import GPU_REGIONS
 from pdnode.errors import DeviceMissing, Problem
 from pdnode.memory import cudriver
 from pdnode.types import RegionKind
@@ -11,10 +12,7 @@ _WHERE = "engine.gpus"
 
 
 def uses_gpus(config: Config) -> bool:
-    return config.engine.device == "cuda" or config.kv.region in (
-        RegionKind.STAGED,
-        RegionKind.CUMEM,
-    )
+    return config.engine.device == "cuda" or config.kv.region in GPU_REGIONS
 
 
 def gpu_names(config: Config) -> tuple[str, ...]:

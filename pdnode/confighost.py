@@ -204,7 +204,7 @@ def _topology_problems(config: Config) -> list[Problem]:
 def host_warnings(config: Config) -> list[Problem]:
     """What works but costs speed, and what is odd about the host; nothing of it stops a node."""
     with contextlib.suppress(DeviceMissing, ConfigError):  # check_host says it
-        config = with_chosen_nics(config, _first_address)
+        config = with_chosen_nics(with_device(config), _first_address)
     host = detect()
     if config.topology.file and not _topology_problems(config):
         host = override(host, read_topology_file(Path(config.topology.file)))
@@ -217,6 +217,8 @@ def nic_notes(config: Config) -> list[tuple[str, str]]:
     and, of the others, why not."""
     if not chooses(config):
         return []
+    with contextlib.suppress(DeviceMissing, ConfigError):  # check_host says it
+        config = with_device(config)
     try:
         choice = choose_nics(config, _first_address)
     except ConfigError:

@@ -120,8 +120,9 @@ def _huge_pages(sysfs: Sysfs) -> int:
 
 def memlock_problem(config: Config) -> Problem | None:
     """Registering host memory with an RDMA NIC pins it, which RLIMIT_MEMLOCK bounds: the pools for
-    every NIC, and for every registration of `_registrations`. Memory of a GPU that is registered by
-    dma-buf is not locked."""
+    every NIC, and for every registration of `_registrations`. A NIC has the memory of its own
+    device group and, at worst, when the other groups have lost their NICs, of all. Memory of a GPU
+    that is registered by dma-buf is not locked."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if config.fabric.provider not in PINNING_PROVIDERS or limit == resource.RLIM_INFINITY:
         return None
@@ -139,6 +140,8 @@ def memlock_problem(config: Config) -> Problem | None:
         factors += [f"{nics} NICs"] * (nics > 1) + [f"{peers} peers"] * (peers > 1)
         parts = " × ".join([format_size(config.kv.pool_bytes), *factors])
         wanted = f"{format_size(need)} ({parts})" if factors else parts
+        if len({nic.group for nic in config.fabric.nics}) > 1:
+            wanted += " at worst, when NICs carry the memory of other device groups,"
     return Problem(
         "fabric.provider",
         f"locked memory is limited to {format_size(limit)}, {wanted} is needed; raise it with "

@@ -18,6 +18,9 @@ from pdnode.configschema import TEST_PROVIDER
 from pdnode.errors import Problem
 from pdnode.types import RegionKind, Role, Verify, WhenNoPrefill
 
+GPU_REGIONS = (RegionKind.STAGED, RegionKind.CUMEM)
+"""Kinds of `[kv] region` in the memory of GPUs, also where the engine runs on the CPU."""
+
 DEVICE_PROVIDERS = ("verbs", "efa")
 """Those that may reach the memory of a GPU."""
 
@@ -178,6 +181,11 @@ def _gpus(config: Config) -> Iterator[Problem]:
     twice = [name for name, count in Counter(engine.gpus).items() if count > 1]
     if twice:
         yield Problem("engine.gpus", f'"{twice[0]}" is listed more than once')
+    if engine.gpus and engine.device == "cpu" and config.kv.region not in GPU_REGIONS:
+        yield Problem(
+            "engine.gpus",
+            'no worker uses a GPU where engine.device is "cpu"; remove it, or use "cuda" or "auto"',
+        )
 
 
 def _region(config: Config) -> Iterator[Problem]:
@@ -291,7 +299,7 @@ CROSS_RULES = (
     Rule(("peer.tls_certificate", "peer.tls_key", "peer.tls_ca", "peer.tls_node_names"), _tls),
     Rule(("prefill",), _prefill_tables),
     Rule(("node.role", "node.when_no_prefill", "prefill"), _refuse_needs_prefill),
-    Rule(("engine.gpus", "engine.tp", "engine.dp"), _gpus),
+    Rule(("engine.gpus", "engine.device", "engine.tp", "engine.dp", "kv.region"), _gpus),
     Rule(("kv.region", "kv.canary_pages", "peer.verify", "fabric.provider", "node.role"), _region),
     *DEVICE_RULES,
     Rule(("peer.heartbeat_s", "peer.link_lost_s"), _heartbeat),

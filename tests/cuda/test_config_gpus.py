@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cuda_stub import environment, run_python
+from tests.support.host_tree import GPU, MELLANOX, HostTree
 from tests.support.tiny_model import write_tiny_llama
 
 pytestmark = pytest.mark.timeout(400)
@@ -58,3 +59,27 @@ def test_gpus_of_the_host(
     if not said:
         assert "visible" not in text
         assert "kv.region" not in text
+
+
+@pytest.mark.parametrize(
+    ("gpus", "groups"),
+    [
+        (("0", "1"), "(0, 1) [('mlx5_0', 0), ('mlx5_1', 1)]"),
+        (("1", "0000:1A:00.0"), "(0, 1) [('mlx5_1', 0), ('mlx5_0', 1)]"),
+        (("1",), "(0,) [('mlx5_1', 0)]"),
+    ],
+)
+def test_device_groups_follow_the_gpus_of_the_ranks(
+    tmp_path: Path, gpus: tuple[str, ...], groups: str
+) -> None:
+    """By the address that the driver gives a GPU, whatever a file calls it."""
+    tree = HostTree(tmp_path)
+    for number, letter in enumerate("ab"):
+        under = (f"{number + 1}0:00.0",)
+        tree.pci(f"1{letter}:00.0", GPU, under=under)
+        nic = tree.pci(f"2{letter}:00.0", MELLANOX, under=under)
+        tree.rdma(f"mlx5_{number}", nic)
+        tree.net(f"eth{number}", nic)
+    command = ["-m", "tests.cuda.chosen_nics", str(tree.root), *gpus]
+    done = run_python(*command, variables=environment())
+    assert done.stdout.strip() == groups, done.stderr

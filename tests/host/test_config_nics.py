@@ -120,5 +120,16 @@ def test_locked_memory_is_needed_per_nic_and_per_peer_of_a_session(
     problem = memlock_problem(many)
     assert problem is not None
     assert "6GiB (1GiB × 2 NICs × 3 peers) is needed" in problem.text
+    assert "device group" not in problem.text
+    split = tuple(
+        dataclasses.replace(nic, group=number) for number, nic in enumerate(many.fabric.nics)
+    )
+    lending = dataclasses.replace(many, fabric=dataclasses.replace(many.fabric, nics=split))
+    problem = memlock_problem(lending)
+    assert problem is not None
+    assert (
+        "6GiB (1GiB × 2 NICs × 3 peers) at worst, when NICs carry the memory of other device "
+        "groups, is needed" in problem.text
+    )
     verbs = dataclasses.replace(many, fabric=dataclasses.replace(many.fabric, provider="verbs"))
     assert memlock_problem(verbs) is None

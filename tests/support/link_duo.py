@@ -64,12 +64,14 @@ class Duo:
         hellos: dict[Role, wire.Hello] | None = None,
         nics: dict[Role, tuple[int, ...]] | None = None,
         split: bool = False,
+        ranks: int = 1,
     ) -> None:
-        """`split`: two ranks and two NICs, NIC n for rank n, in device groups of their own."""
+        """`ranks` of the decode node, all in one device group. `split`: two ranks and two NICs, NIC
+        n for rank n, in device groups of their own."""
         self.now = 100.0
         self.cooldowns = Cooldowns(30.0, 300.0)
         self.queue: deque[tuple[Role, Act]] = deque()
-        self.split = split
+        self.split, self.ranks = split, ranks
         self.geometry = replace(GEOMETRY, tp=2) if split else GEOMETRY
         self.ends: dict[Role, End] = {}
         for number, role in enumerate(OTHER):
@@ -152,7 +154,7 @@ class Duo:
         if role is Role.PREFILL:
             return [scratch(*end.nics)]
         if not self.split:
-            return [scratch(*end.nics), memory(*end.nics)]
+            return [scratch(*end.nics), *(memory(*end.nics, rank=r) for r in range(self.ranks))]
         size = self.geometry.region_bytes
         nics = {rank: sorted({rank, end.carried.get(rank, rank)}) for rank in end.nics}
         return [scratch(*end.nics), *(memory(*nics[rank], size=size, rank=rank) for rank in nics)]

@@ -5,9 +5,11 @@ import pytest
 from pdnode.core import link_effects as effects
 from pdnode.core import wire
 from pdnode.core.cooldown import Cooldowns
+from pdnode.core.hello import wire_geometry
 from pdnode.core.link_state import State
 from pdnode.types import Role
 from tests.support.link_duo import COUNTERS, Duo, addresses, memory, scratch, up
+from tests.support.link_nodes import GEOMETRY, hello
 
 LOST = (1, 1)  # the same number on both sides
 TWO = {Role.DECODE: (0, 1), Role.PREFILL: (0, 1)}
@@ -181,3 +183,18 @@ def test_a_nic_up_that_does_not_hold_ends_the_link(change: dict[str, object], te
     prefill.log += prefill.link.receive(wire.encode(frame), duo.now)
     assert prefill.link.state is State.FENCING
     assert prefill.lost().cause.startswith(f"protocol: {text}")
+
+
+def test_a_nic_of_a_peer_with_two_groups_returns_with_the_ranks_of_both() -> None:
+    """Ranks are numbered over all TP groups: rank 1 is the second group's, not one too many."""
+    geometry = wire_geometry(GEOMETRY, 2)
+    hellos = {
+        Role.DECODE: hello(Role.DECODE, geometry=geometry), Role.PREFILL: hello(Role.PREFILL),
+    }  # fmt: skip
+    duo = Duo(nics=TWO, hellos=hellos, ranks=2)
+    duo.advance()
+    lose(duo)
+    pass_time(duo, 30.0)
+    for role in TWO:
+        assert duo.ends[role].link.state is State.UP
+        assert duo.ends[role].link.live_pairs == {(0, 0), LOST}
