@@ -295,5 +295,5 @@ class Sessions:
 
 
 def device_homes(ranks: int, groups: int) -> tuple[int, ...]:
-    """The device group of each rank, as daemon/transfer.py has it."""
+    """The device group of each rank, dealt in order: daemon/placement.py without a choice."""
     return tuple(rank * groups // ranks for rank in range(ranks))
