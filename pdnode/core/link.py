@@ -435,7 +435,7 @@ class Link(LinkParts):
         if self.state is State.CONNECT and self._remote and self._connected >= set(self._pairs):
             if not self._decode:
                 self._send(wire.SessionReady(self._hello.boot, self._scratch))
-            self._out.append(Probe())
+            self._out.append(Probe(not self._decode and self._settings.both_connect))
             self._enter(State.PROBE, now)
 
     def _try_up(self, now: float) -> None:

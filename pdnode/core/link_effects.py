@@ -47,7 +47,13 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Every pair is connected: write into the peer's scratch region over each of them."""
+    """Every pair is connected: write into the peer's scratch region over each of them.
+
+    `answer`: after the peer's write has come. On FI_EP_RDM the prefill node cannot know otherwise
+    that the decode node has taken its address, and an earlier write would come back as cancelled.
+    """
+
+    answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

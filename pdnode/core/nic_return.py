@@ -44,14 +44,15 @@ class _Gone:
     at: float | None = None  # DOWN: when to try again (decode); later: the attempt's deadline
     asked: wire.NicUp | None = None  # prefill: what is to be answered
     held: bool = False  # DOWN: the peer does not know yet that it is fenced
+    answer: wire.NicUp | None = None  # prefill, both_connect: to be sent once connected
 
 
 class NicReturns:
     """Pairs are (local, remote). `emit` takes effects; `attempt_s` bounds a step of an attempt.
 
     `cooldowns` None: this side waits to be asked (prefill). `both_connect`: FI_EP_RDM, where the
-    prefill node dials as well. `left_out`: pairs that the session began without, and when to try
-    them.
+    prefill node dials as well: before it answers, and its probe waits for the decode node's.
+    `left_out`: pairs that the session began without, and when to try them.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class NicReturns:
             return
         if self._cooldowns is not None:
             self._cooldowns.failed(pair, now)
-        gone.asked = None
+        gone.asked = gone.answer = None
         self._fence(pair)
 
     def down(self, pair: Pair, now: float) -> None:
@@ -158,11 +159,12 @@ class NicReturns:
                 wired, step = (pair[1], pair[0]), Step.DIALED
             self._enter(pair, step, now + self._attempt_s)
             frame = wire.NicUp(wired, self._nics[pair[0]], self._token, own)
-            self._emit(effects.SendFrame(frame))
-            if gone.asked is not None:
-                if self._both_connect:
-                    self._emit(effects.Connect(pair, gone.asked.nic.endpoint))
-                gone.asked = None
+            if gone.asked is not None and self._both_connect:
+                gone.answer = frame
+                self._emit(effects.Connect(pair, gone.asked.nic.endpoint))
+            else:
+                self._emit(effects.SendFrame(frame))
+            gone.asked = None
         while self._waiting and self._opening is None:
             pair = self._waiting.pop(0)
             if self._gone[pair].step is Step.WAITING:
@@ -198,7 +200,11 @@ class NicReturns:
         gone = self._gone.get(pair)
         if gone is not None and gone.step is Step.DIALED:
             self._enter(pair, Step.PROBING, now + self._attempt_s)
-            self._emit(effects.Probe())
+            answers = gone.answer is not None
+            if gone.answer is not None:
+                self._emit(effects.SendFrame(gone.answer))
+                gone.answer = None
+            self._emit(effects.Probe(answers))
 
     def probed(self, pair: Pair, now: float) -> bool:
         """Whether the pair is live from now on."""

@@ -154,9 +154,10 @@ class Fabric:
         self, session: int, regions: Sequence[tuple[int, Sequence[tuple[int, int, int, int, int]]]]
     ) -> None:
         """The peer's descriptors: [(rank or −1, [(nic, offset, length, base, key)])], checked."""
-    def probe(self, session: int) -> None:
+    def probe(self, session: int, answer: bool = False) -> None:
         """Write 8 bytes with immediate slot 0 into the peer's scratch over every connected pair
-        → probed, or lost after the deadline of `connect` (10 s where the peer connected)."""
+        → probed, or lost after the deadline of `connect` (10 s where the peer connected).
+        `answer`: only after the peer's probe has come, which proves that it knows our address."""
     def fence(self, session: int, pair: tuple[int, int] | None = None) -> None:
         """Close the connection(s), close the session's own registrations (of that NIC, or all),
         drop its queued immediates, fail its outstanding writes locally → fenced. Idempotent: each

@@ -219,7 +219,7 @@ class Sessions:
         for group, part in found.parts.items():
             self.post(group, lambda part=part: setattr(part, "remote", table))  # type: ignore[misc]
 
-    def probe(self, session: int) -> None:
+    def probe(self, session: int, answer: bool = False) -> None:
         found = self.sessions.get(session)
         if not self.alive or found is None:
             return

@@ -105,7 +105,7 @@ class FakeFabric:
         remote = [(rank, list(pieces)) for rank, pieces in regions]
         self.sessions[session].remote = remote
 
-    def probe(self, session: int) -> None:
+    def probe(self, session: int, answer: bool = False) -> None:
         self._called("probe", session)
         mine = self.sessions[session]
         assert mine.remote, "a probe needs the peer's scratch region"

@@ -72,6 +72,10 @@ def test_with_rdm_both_sides_connect() -> None:
     duo.advance()
     connects = [one for one in duo.ends[Role.PREFILL].log if isinstance(one, effects.Connect)]
     assert connects == [effects.Connect((0, 0), b"host:7700")]
+    # The decode node may have answered before its fabric knew our address: its probe says so.
+    for role, answer in ((Role.PREFILL, True), (Role.DECODE, False)):
+        probes = [one for one in duo.ends[role].log if isinstance(one, effects.Probe)]
+        assert probes == [effects.Probe(answer)]
 
 
 def test_a_connection_may_overtake_the_answer() -> None:

@@ -1,5 +1,7 @@
 """NIC pairs that are lost while the session lives, and their way back."""
 
+from dataclasses import replace
+
 import pytest
 
 from pdnode.core import link_effects as effects
@@ -8,7 +10,7 @@ from pdnode.core.cooldown import Cooldowns
 from pdnode.core.hello import wire_geometry
 from pdnode.core.link_state import State
 from pdnode.types import Role
-from tests.support.link_duo import COUNTERS, Duo, addresses, memory, scratch, up
+from tests.support.link_duo import COUNTERS, SETTINGS, Duo, addresses, memory, scratch, up
 from tests.support.link_nodes import GEOMETRY, hello
 
 LOST = (1, 1)  # the same number on both sides
@@ -157,6 +159,22 @@ def test_a_fence_under_way_is_waited_for() -> None:
     assert prefill.pair_fenced(LOST, duo.now) == []
     found = prefill.session_opened(addresses(0, 1), [scratch(0, 1)], duo.now)
     assert [type(one) for one in found] == [effects.SendFrame]
+
+
+def test_with_rdm_a_prefill_node_knows_the_new_address_before_it_answers() -> None:
+    duo = up(nics=TWO, settings=replace(SETTINGS, both_connect=True))
+    lose(duo)
+    prefill = duo.ends[Role.PREFILL].link
+    frame = wire.NicUp(LOST, addresses(1)[0], bytes([9]) * 16, [scratch(1), memory(1)])
+    prefill.receive(wire.encode(frame), duo.now)
+    prefill.pair_fenced(LOST, duo.now)
+    found = prefill.session_opened(addresses(0, 1), [scratch(0, 1)], duo.now)
+    assert [type(one) for one in found] == [effects.Connect]
+    answer = wire.NicUp(LOST, addresses(1)[0], bytes([9]) * 16, [scratch(1)])
+    assert prefill.pair_connected(LOST, duo.now) == [
+        effects.SendFrame(answer),
+        effects.Probe(answer=True),
+    ]
 
 
 @pytest.mark.parametrize(

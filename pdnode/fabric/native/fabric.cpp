@@ -374,11 +374,11 @@ void Fabric::set_remote(int64_t number, RemoteTable table) {
   }
 }
 
-void Fabric::probe(int64_t number) {
+void Fabric::probe(int64_t number, bool answer) {
   Session& session = find_session(number);
   require(session.remote != nullptr, quoted("session", number) + " has no descriptors of its peer");
   for (const int one : session.groups) {
-    group(one).post([number](Group& on) { on.probe(number); });
+    group(one).post([number, answer](Group& on) { on.probe(number, answer); });
   }
 }
 

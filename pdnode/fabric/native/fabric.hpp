@@ -75,7 +75,7 @@ class Fabric {
   void carry(int64_t session, int region, int group);
   void connect(int64_t session, Pair pair, const std::string& endpoint, double deadline_s);
   void set_remote(int64_t session, RemoteTable table);
-  void probe(int64_t session);
+  void probe(int64_t session, bool answer = false);
   void fence(int64_t session, std::optional<Pair> pair);
 
   void arm(int slot, int generation, int64_t session, int64_t expected);

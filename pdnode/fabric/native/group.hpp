@@ -94,7 +94,7 @@ class Group {
                     const std::vector<std::shared_ptr<Region>>& writable);
   void connect(int64_t session, Pair pair, const std::vector<uint8_t>& address, int64_t patience);
   void set_remote(int64_t session, std::shared_ptr<const RemoteTable> remote);
-  void probe(int64_t session);
+  void probe(int64_t session, bool answer);
   void fence(const std::shared_ptr<FenceTicket>& ticket);
   void submit(const std::shared_ptr<Program>& program);
   void halt(const std::shared_ptr<Transfer>& transfer);
@@ -188,6 +188,7 @@ class Group {
   ssize_t post_write(Connection* connection, Program* program, const Write& write, bool more);
   bool pump_probes();
   ssize_t post_probe(Connection* connection);
+  void want_probe(Connection* connection);
   void enqueue(Program* program, bool urgent);
   void dequeue(Program* program);
   void disarm(Program* program);

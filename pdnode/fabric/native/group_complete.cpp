@@ -262,6 +262,9 @@ void Group::check_probed(Connection* connection) {
       reinterpret_cast<const uint64_t*>(on.memory.scratch.get()) + connection->pair.second,
       __ATOMIC_ACQUIRE);
   connection->peer_probed = connection->peer_probed || word != 0;
+  if (connection->peer_probed && std::exchange(connection->probe_held, false)) {
+    want_probe(connection);
+  }
   if (!connection->probe_done || !connection->peer_probed) return;
   connection->probed = true;
   connection->deadline_ns = 0;

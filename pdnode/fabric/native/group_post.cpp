@@ -381,7 +381,7 @@ ssize_t Group::post_write(Connection* connection, Program* program, const Write&
   return 0;
 }
 
-void Group::probe(int64_t session) {
+void Group::probe(int64_t session, bool answer) {
   SessionPart* part = find_part(session);
   if (part == nullptr) return;
   for (auto& connection : part->connections) {
@@ -389,10 +389,17 @@ void Group::probe(int64_t session) {
         connection->probed) {
       continue;
     }
-    connection->probe_wanted = !connection->probe_done;
-    probes_waiting_ += connection->probe_wanted ? 1 : 0;
+    // The peer's probe proves that it knows our address: where addresses must be known on both
+    // sides, a write before that comes back as cancelled.
+    connection->probe_held = answer && !connection->peer_probed;
+    if (!connection->probe_held) want_probe(connection.get());
     connection->deadline_ns = now_ns() + connection->patience_ns;
   }
+}
+
+void Group::want_probe(Connection* connection) {
+  connection->probe_wanted = !connection->probe_done;
+  probes_waiting_ += connection->probe_wanted ? 1 : 0;
 }
 
 bool Group::pump_probes() {

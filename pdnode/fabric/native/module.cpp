@@ -272,7 +272,7 @@ void bind_sessions(nb::class_<Fabric>& fabric) {
              self.set_remote(session, to_table(regions));
            },
            "session"_a, "regions"_a)
-      .def("probe", &Fabric::probe, "session"_a)
+      .def("probe", &Fabric::probe, "session"_a, "answer"_a = false)
       .def("fence", &Fabric::fence, "session"_a, "pair"_a = nb::none())
       .def("arm", &Fabric::arm, "slot"_a, "generation"_a, "session"_a, "expected"_a)
       .def("disarm", &Fabric::disarm, "slot"_a)

@@ -143,6 +143,7 @@ struct Connection {
   // Set when the window is full, until half of it has come back: small writes go out in bursts, which
   // costs less than one at a time (docs/performance.md).
   bool full = false;
+  bool probe_held = false;  // until the peer's has come
   bool probe_wanted = false, probe_done = false, peer_probed = false, probed = false;
   Flow* flow = nullptr;
 

@@ -352,6 +352,35 @@ void patience(Scenario& s) {
   works_again(s);
 }
 
+void early_probe(Scenario& s) {
+  if (!s.sender.rdm) return;
+  s.fake.settle();
+  fence_both(s.target, s.sender, s.session);
+  const int64_t session = ++s.session, unreachable = s.fake.count("unreachable");
+  const std::string token = "0123456789abcdef";
+  s.sender.fabric->open_session(session, {0}, {}, token);
+  s.target.fabric->open_session(session, {0}, {s.target.region}, token);
+  s.sender.wait(EventKind::kOpened, session);
+  s.target.wait(EventKind::kOpened, session);
+  s.sender.fabric->connect(session, {0, 0}, s.target.address(session), 60);
+  s.sender.wait(EventKind::kConnected, session);
+  s.sender.fabric->set_remote(session, s.target.described(session));
+  s.target.fabric->set_remote(session, s.sender.described(session));
+  const uint64_t turns = s.sender.statistic("turns");
+  s.sender.fabric->probe(session, true);
+  until([&] { return s.sender.statistic("turns") > turns + 2; }, "the thread stands still");
+  s.fake.settle();
+  check(s.fake.count("unreachable") == unreachable, "probed before the peer knew the address");
+  check(!s.sender.has(EventKind::kLost, session), "lost before the peer has connected");
+  s.target.fabric->connect(session, {0, 0}, s.sender.address(session), 60);
+  s.target.wait(EventKind::kConnected, session);
+  s.target.fabric->probe(session);
+  s.sender.wait(EventKind::kProbed, session);
+  s.target.wait(EventKind::kProbed, session);
+  fence_both(s.target, s.sender, session);
+  works_again(s);
+}
+
 void silent_device(Scenario& s) {
   s.fake.settle();
   s.fake.set("lose_next", 1);
