@@ -26,7 +26,7 @@ class Progress:
     def __init__(self, parts: Figures) -> None:
         self._parts = parts
         self._layers: list[int] = []  # by group
-        self._turns = -1
+        self._turns: list[int] = []  # by thread of the core
 
     def moved(self) -> bool:
         """Since the last call. While there is no engine there is nothing that could stand still:
@@ -46,15 +46,15 @@ class Progress:
         )
 
     def _core_moved(self) -> bool:
-        """The core's threads sleep while they have nothing to do, so they are woken for the next
-        look."""
+        """Each of the core's threads. They sleep while they have nothing to do, so they are woken
+        for the next look."""
         transfer = self._parts.transfer
         if transfer is None:
             return True
-        turns, self._turns = self._turns, transfer.fabric.statistics()["turns"]
+        before, self._turns = self._turns, transfer.fabric.turns()
         for wake_fd in transfer.wake_fds:
             os.write(wake_fd, (1).to_bytes(8, "little"))
-        return turns != self._turns
+        return all(now != then for now, then in zip_longest(self._turns, before))
 
 
 class Supervisor:

@@ -219,6 +219,8 @@ class Fabric:
         registrations, wakeups, posted_bytes, posted_writes, posted_pages, received_units; in flight
         now: writes, bytes, pages; sessions, connections, transfers; contexts of operations that
         are allocated."""
+    def turns(self) -> list[int]:
+        """Of each group's thread: how often it has looked at everything since its start."""
     def nic_statistics(self) -> list[dict[str, int | str]]:
         """Per NIC: nic, name, address, {posted,done,failed}_{bytes,writes,pages}, in flight now
         bytes, writes, pages, received_units; registered now: registered_bytes, registrations."""

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import pytest
 
 from pdnode.fabric._native import Event, Fabric, FabricError
 from pdnode.fabric.library import find_library
-from tests.fabric.fabric_node import LIBRARY, TOKEN, Node, immediate
+from tests.fabric.fabric_node import LIBRARY, TOKEN, WAIT_S, Node, immediate
 
 PAGES, PAGE_BYTES = 64, 65536
 SIZE = PAGES * PAGE_BYTES
@@ -128,6 +129,19 @@ def test_one_slot_counts_over_all_nics_and_drained_waits_for_all(
     received = [row["received_units"] for row in target.fabric.nic_statistics()]
     assert received == done
     assert len(sender.fabric.close_transfer(1)) == sender.groups
+
+
+def test_every_thread_turns_when_it_is_woken(hosts: tuple[Host, Host]) -> None:
+    fabric = hosts[0].fabric
+    before = fabric.turns()
+    assert len(before) == hosts[0].groups
+    deadline = time.monotonic() + WAIT_S
+    for group, turns in enumerate(before):
+        os.write(fabric.wake_fd(group), (1).to_bytes(8, "little"))
+        while fabric.turns()[group] == turns:
+            assert time.monotonic() < deadline, f"group {group} stands still"
+            time.sleep(0.001)
+    assert sum(fabric.turns()) <= fabric.statistics()["turns"]
 
 
 def test_a_failure_on_one_nic_ends_the_transfer_on_all(hosts: tuple[Host, Host]) -> None:

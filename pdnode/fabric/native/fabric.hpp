@@ -90,6 +90,7 @@ class Fabric {
   std::vector<RecordRow> close_transfer(int64_t transfer);
 
   std::vector<std::pair<const char*, uint64_t>> statistics() const;
+  std::vector<uint64_t> turns() const;  // of each group's thread
   const std::vector<const Nic*>& nics() const { return nics_; }
   struct PeerRow {
     int64_t session;

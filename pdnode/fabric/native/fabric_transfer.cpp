@@ -204,6 +204,12 @@ std::vector<std::pair<const char*, uint64_t>> Fabric::statistics() const {
           {"transfers", transfers_.size()}};
 }
 
+std::vector<uint64_t> Fabric::turns() const {
+  std::vector<uint64_t> found;
+  for (const auto& one : groups_) found.push_back(one->turns.get());
+  return found;
+}
+
 std::vector<Fabric::PeerRow> Fabric::peers() const {
   std::vector<PeerRow> rows;
   for (const auto& [id, session] : sessions_) {

@@ -156,6 +156,12 @@ nb::dict statistics(const Fabric& fabric) {
   return found;
 }
 
+nb::list turns(const Fabric& fabric) {
+  nb::list found;
+  for (const uint64_t one : fabric.turns()) found.append(one);
+  return found;
+}
+
 void bind_event(nb::module_& module) {
   nb::class_<Event>(module, "Event")
       .def_prop_ro("kind",
@@ -244,6 +250,7 @@ void bind_set_up(nb::class_<Fabric>& fabric) {
       .def("add_counter", &Fabric::add_counter, "page_fd"_a)
       .def("remove_counter", &Fabric::remove_counter, "counter"_a)
       .def("statistics", &statistics)
+      .def("turns", &turns)
       .def("nic_statistics", &nic_statistics)
       .def("peer_statistics", &peer_statistics)
       .def("close", &Fabric::close, nb::call_guard<nb::gil_scoped_release>());
