@@ -52,8 +52,8 @@ class Transfer:
         return self.homes.index(self.devices.group_of(nic))
 
     def take_role(self, config: Config) -> None:
-        """Addresses for the role of `config`; a prefill node listens on its NICs. Blocks for a
-        moment. DeviceMissing in words if an address cannot be bound.
+        """Addresses for the role of `config`; a prefill node listens on its NICs, and only that.
+        Blocks for a moment. DeviceMissing in words if an address cannot be bound.
         """
         listens = config.node.role is Role.PREFILL and self.fabric.limits["endpoint"] == "msg"
         addresses = []
@@ -65,6 +65,9 @@ class Transfer:
                     raise DeviceMissing(f"[fabric] {error}") from error
             endpoint = self._listening[number] if listens else b""
             addresses.append(NicAddress(number, nic.name, endpoint, self._ranks(nic.group)))
+        for number in () if listens else tuple(self._listening):
+            self.fabric.unlisten(number)
+            del self._listening[number]
         self.nics = tuple(addresses)
 
     def _ranks(self, group: int) -> list[int]:

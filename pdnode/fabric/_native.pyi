@@ -96,6 +96,9 @@ class Fabric:
     def listen(self, nic: int, address: str, port: int) -> int:
         """FI_EP_MSG: open the passive endpoint; returns the bound port (port 0: any). Start-up
         only: it waits for the group's thread."""
+    def unlisten(self, nic: int) -> None:
+        """Close what `listen` opened on this NIC; its connections stay. Waits for the group's
+        thread."""
     def endpoint_name(self, session: int, nic: int) -> bytes:
         """FI_EP_RDM: the name of the endpoint this session opened on `nic` (after `opened`)."""
     def add_region(self, group: int, fd: int, size: int, page_bytes: int) -> int:

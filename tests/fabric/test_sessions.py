@@ -127,6 +127,25 @@ def test_connect_to_a_closed_port_and_to_one_that_never_answers() -> None:
     node.close()
 
 
+def test_a_listener_is_closed_and_opened_again() -> None:
+    """What came through it goes on; the same port can be had again."""
+    sender, target = Node(), Node()
+    join(sender, target)
+    sender.fabric.unlisten(0)
+    late = Node()
+    late.open(1, OTHER_TOKEN)
+    late.fabric.connect(1, (0, 0), f"127.0.0.1:{sender.port}".encode(), 5.0)
+    assert "refused" in late.wait("lost", session=1).text
+    push(sender, target, 1, 1)
+    assert sender.fabric.listen(0, "127.0.0.1", sender.port) == sender.port
+    sender.open(2, OTHER_TOKEN)
+    late.fabric.connect(1, (0, 0), f"127.0.0.1:{sender.port}".encode(), 5.0)
+    late.wait("connected", session=1)
+    sender.wait("connected", session=2)
+    for node in (sender, target, late):
+        node.close()
+
+
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_peer_that_never_probes_is_lost_at_the_deadline(provider: str) -> None:
     sender, target = Node(provider), Node(provider)

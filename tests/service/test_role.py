@@ -62,6 +62,8 @@ async def test_decode_to_prefill_and_back_under_load(tiny_model: Path, tmp_path:
         await d_admin.until(lambda one: not peer_state("x", "up")(one))
         snapshot = await x_admin.snapshot()
         assert snapshot.node.role == "decode"
+        with pytest.raises(ConnectionRefusedError):  # its NICs no longer listen
+            await asyncio.open_connection("127.0.0.1", x.ports[2])
         assert "W106" not in [one.code for one in snapshot.warnings]
         assert await at_x.tokens(PROMPT, 4) == wanted
         assert (await requests(x))[-1].prefill == "p"

@@ -152,6 +152,14 @@ int Fabric::listen(int nic, const std::string& address, int port) {
   return bound;
 }
 
+void Fabric::unlisten(int nic) {
+  check_open();
+  require(run_and_wait(group_of(nic), [nic](Group& on) {
+    on.unlisten(nic);
+    return Error();
+  }));
+}
+
 std::string Fabric::endpoint_name(int64_t number, int nic) {
   Session& session = find_session(number);
   const std::lock_guard<std::mutex> lock(session.shared->mutex);

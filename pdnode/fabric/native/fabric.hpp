@@ -59,6 +59,7 @@ class Fabric {
   int add_group(const std::vector<std::pair<std::string, std::string>>& nics, int cpu);
   int wake_fd(int group) const;
   int listen(int nic, const std::string& address, int port);
+  void unlisten(int nic);
   std::string endpoint_name(int64_t session, int nic);
   int add_region(int group, int fd, uint64_t size, uint64_t page_bytes);
   int add_device_region(int group, int dmabuf, uint64_t address, uint64_t size,

@@ -62,6 +62,14 @@ Error Group::listen(int nic, const std::string& host, int port, int* bound) {
   return find_nic(nic)->listen(host, port, bound);
 }
 
+void Group::unlisten(int nic) {
+  Nic* on = find_nic(nic);
+  // A request that waits is answered by the listener it came to, unless there are hundreds.
+  for (int i = 0; i < 16 && read_events(on); ++i) {
+  }
+  on->listeners.clear();
+}
+
 void Group::open_session(const std::shared_ptr<SessionShared>& shared, const std::vector<int>& on,
                          const std::vector<std::shared_ptr<Region>>& writable) {
   auto& part = parts_[shared->id];

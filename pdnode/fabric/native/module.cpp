@@ -235,6 +235,7 @@ void bind_set_up(nb::class_<Fabric>& fabric) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("wake_fd", &Fabric::wake_fd, "group"_a)
       .def("listen", &Fabric::listen, "nic"_a, "address"_a, "port"_a)
+      .def("unlisten", &Fabric::unlisten, "nic"_a)
       .def("endpoint_name",
            [](Fabric& self, int64_t session, int nic) {
              const std::string name = self.endpoint_name(session, nic);
