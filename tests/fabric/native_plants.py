@@ -79,7 +79,7 @@ PLANTS = (
             "if (!connection->has_room(urgent)) continue;",
             "if (!planted(6) && !connection->has_room(urgent)) continue;",
         ),
-    )),
+    ), seeds=200),
     Plant(7, "completion error ignored", "efa", ((
         "group_complete.cpp",
         "  finish_op(op, why, now_ns());\n",
