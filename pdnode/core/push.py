@@ -256,6 +256,11 @@ class Push:
             self.state = PushState.REPLAY
         return self._errors(attempt, found, text, other_pairs=other_pairs, now=now)
 
+    @property
+    def failed_pairs(self) -> frozenset[Pair]:
+        """Over which writes of the present attempt failed, as far as that was told."""
+        return frozenset() if self.attempt is None else frozenset(self.attempt.errors)
+
     def transfer_settled(
         self,
         transfer: TransferId,
