@@ -94,8 +94,8 @@ class Fabric:
     def wake_fd(self, group: int) -> int:
         """eventfd that wakes the group's progress thread; give it to the worker."""
     def listen(self, nic: int, address: str, port: int) -> int:
-        """FI_EP_MSG: open the passive endpoint; returns the bound port (port 0: any). Start-up
-        only: it waits for the group's thread."""
+        """FI_EP_MSG: open the passive endpoint; returns the bound port (port 0: any). Waits for
+        the group's thread."""
     def unlisten(self, nic: int) -> None:
         """Close what `listen` opened on this NIC; its connections stay. Waits for the group's
         thread."""

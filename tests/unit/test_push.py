@@ -312,6 +312,16 @@ def test_a_pair_that_failed_only_later_is_fenced_too(node: Node) -> None:
     assert node.idle
 
 
+def test_a_pair_that_has_come_back_is_another_one(node: Node) -> None:
+    """`settled` names it as well, since the transfer's writes over it had failed before."""
+    node.computed()
+    assert node.event("failed", 1, (20, 10)) == [wire.NicDown((10, 20), "x")]
+    node.hear(wire.NicFenced((10, 20)))
+    node.end.pairs = ((20, 10), (21, 11))
+    assert node.event("settled", 1, (20, 10), (21, 11)) == [wire.NicDown((11, 21), "x")]
+    assert node.end.pairs == ((20, 10),)
+
+
 def test_without_another_pair_the_request_fails_and_names_it() -> None:
     node = Node(pairs=((20, 10),))
     node.computed()

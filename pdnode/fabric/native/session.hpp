@@ -140,8 +140,8 @@ struct Connection {
   bool bell_owed = false;   // the last post had FI_MORE: it may wait in the device for another
   uint32_t writes = 0;      // in flight, pages and probes
   uint64_t bytes = 0;
-  // Set when the window is full, until half of it has come back: small writes go out in bursts, which
-  // costs less than one at a time (docs/performance.md).
+  // Set when the window is full, until half of it has come back: small writes go out in bursts,
+  // which costs less than one at a time (docs/performance.md).
   bool full = false;
   bool probe_held = false;  // until the peer's has come
   bool probe_wanted = false, probe_done = false, peer_probed = false, probed = false;
