@@ -163,7 +163,7 @@ class Hunts:
         elif push.state is PushState.REPLAY and attempt is not None and attempt.unfenced:
             self._replay(process, work)
         elif push.state is PushState.FAILED:
-            if transfer is not None and transfer.failed:
+            if transfer is not None:
                 self._fail_others(process, transfer)
             if not process.dead and self._strikes("worker dies", 0.1):
                 process.loop.call_soon(self._rng.choice(process.groups).worker.die)
@@ -189,16 +189,19 @@ class Hunts:
             self._cluster.kernel.at(LATE_FENCE_S, setattr, decode, "fence_late_s", 0.0)
 
     def _fail_others(self, process: "Process", transfer: "Transfer") -> None:
-        """After one connection's writes those of the next fail."""
-        others = [
-            write
+        """It is given up already, and now writes fail over every connection that has some."""
+        others = {
+            connection: write
             for connection in transfer.session.connections.values()
             for write in connection.writes
             if write.transfer is transfer and not write.back
             and connection.prefill_pair not in transfer.errors
-        ]  # fmt: skip
+        }  # fmt: skip
         if others and self._strikes("write error", 0.9):
-            process.core.later(0.0, lambda: process.core.back(others[0], error="a flush error"))
+            for write in others.values():
+                process.core.later(
+                    0.0, lambda write=write: process.core.back(write, error="a flush error")
+                )
 
     # both
 
