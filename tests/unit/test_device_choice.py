@@ -115,6 +115,16 @@ def test_auto_takes_what_is_there_and_says_why(tmp_path: Path) -> None:
     assert (without.device, without.device_reason) == ("cpu", "no CUDA: no NVIDIA driver")
 
 
+def test_auto_does_not_pass_over_gpus_that_are_named(tmp_path: Path) -> None:
+    config = asking(tmp_path, "auto", gpus=("0",))
+    assert with_device(config, lambda: "").engine.device == "cuda"
+    with pytest.raises(
+        DeviceMissing,
+        match=r"^engine\.gpus: the GPUs named here cannot be used: no CUDA: no FlashInfer$",
+    ):
+        with_device(config, lambda: "no FlashInfer")
+
+
 def test_what_is_auto_follows_the_device_that_was_taken(tmp_path: Path) -> None:
     found = with_device(asking(tmp_path, "auto"), lambda: "")
     assert (dtypes(found), page_tokens(found)) == (("bfloat16", "bfloat16"), 64)
