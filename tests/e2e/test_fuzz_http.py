@@ -44,25 +44,26 @@ def targets(prefill: NodeSpec, decode: NodeSpec) -> list[Target]:
 
 
 async def exchange(where: str | int, request: HostileRequest) -> int | None:
-    """Status of the answer; None if there was none."""
+    """Status of the answer; None if there was none. What began with 200 must not end in an error."""
     if isinstance(where, str):
         reader, writer = await asyncio.open_unix_connection(where)
     else:
         reader, writer = await asyncio.open_connection("127.0.0.1", where)
-    head = b""
+    head = body = b""
     try:
         with contextlib.suppress(ConnectionError, TimeoutError):
             writer.write(request.data)
             async with asyncio.timeout(ANSWER_S if request.whole else SILENCE_S):
                 head = await reader.readline()
-                while await reader.read(65536):
-                    pass
+                while part := await reader.read(65536):
+                    body += part
     finally:
         writer.transport.abort()
     words = head.split()
     if len(words) < 2:
         return None
     assert words[0].startswith(b"HTTP/"), head  # the version may be what the request said
+    assert words[1] != b"200" or b'"error":' not in body, (request.data[:4000], body[-1000:])
     return int(words[1])
 
 

@@ -16,6 +16,28 @@ FIELDS = (
     "top_logprobs", "echo", "stream", "stream_options", "return_token_ids", "tools", "suffix",
     "response_format", "priority", "unheard_of",
 )  # fmt: skip
+EDGES: dict[str, tuple[object, ...]] = {
+    "prompt": ([5], [5] * 300, [6, 5] * 40, "x" * 400, "\u0000\u20ac" * 20),
+    "temperature": (0, 5e-324, 1e-300, 1e-38, 1e-7, 2),
+    "top_p": (5e-324, 1e-38, 1e-7, 1 - 2**-53, 1),
+    "top_k": (-1, 0, 1, 2**31),
+    "seed": (-(2**63), 0, 2**63 - 1),
+    "repetition_penalty": (5e-324, 1e-300, 1e-38, 10),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "logit_bias": ({"5": 100, "6": -100}, {str(token): -100 for token in range(1024)}),
+    "n": (1, 8),
+    "max_tokens": (1, 40),
+    "min_tokens": (0, 1),
+    "logprobs": (0, 20),
+    "echo": (False, True),
+    "stop": ("\u0000", ["a", "b", "c", "d"], "\U0001f600" * 256),
+    "stop_token_ids": ([], list(range(64))),
+    "ignore_eos": (True,),
+    "stream": (True,),
+    "return_token_ids": (True,),
+}
+"""What /v1/completions takes, up to the ends of what is allowed."""
 PATHS = (
     "/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/readyz", "/metrics",
     "/version", "/peer/v1/link", "/admin/v1/snapshot", "/admin/v1/transfers", "/admin/v1/requests",
@@ -49,6 +71,8 @@ class HostileRequests:
 
     def generation(self) -> HostileRequest:
         chance = self._draw.random()
+        if chance < 0.2:
+            return self._json("/v1/completions", self._at_the_edges(self._generation_body()))
         if chance < 0.55:
             return self._json(self._route(), self._bent(self._generation_body()))
         if chance < 0.7:
@@ -85,6 +109,12 @@ class HostileRequests:
     def _bent(self, body: dict[str, object]) -> dict[str, object]:
         for _ in range(self._draw.randrange(1, 4)):
             body[self._draw.choice(FIELDS)] = self._draw.choice(STRANGE)
+        return body
+
+    def _at_the_edges(self, body: dict[str, object]) -> dict[str, object]:
+        del body["messages"]
+        for name in self._draw.sample(list(EDGES), self._draw.randrange(1, 9)):
+            body[name] = self._draw.choice(EDGES[name])
         return body
 
     def _json(self, path: str, body: object) -> HostileRequest:
