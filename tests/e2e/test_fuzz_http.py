@@ -44,7 +44,7 @@ def targets(prefill: NodeSpec, decode: NodeSpec) -> list[Target]:
 
 
 async def exchange(where: str | int, request: HostileRequest) -> int | None:
-    """Status of the answer; None if there was none. What began with 200 must not end in an error."""
+    """Status of the answer, None without one. What began with 200 must not end in an error."""
     if isinstance(where, str):
         reader, writer = await asyncio.open_unix_connection(where)
     else:
