@@ -245,15 +245,15 @@ class NodeService:
 
     async def _place_remote(self, flight: Flight) -> None:
         """One prefill peer after the other, then the policy."""
-        gate = self._groups[flight.group].gate
+        gate, tokens = self._groups[flight.group].gate, len(flight.request.prompt) - 1
         tried: set[SessionId] = set()
         last: Cause = Unavailable("no usable prefill peer, and when_no_prefill is refuse")
         while True:
+            if self._refuses() and not self._untried(tried, tokens):
+                raise last  # now: pages may be long in coming
             pages = await self._reserve(flight)
-            session = None
+            session = self._choose(tried, tokens)
             self.recomputed += bool(tried)
-            if len(tried) < MAX_ATTEMPTS:
-                session = self._choose(tried, len(flight.request.prompt))
             if session is None:
                 if self._policy is WhenNoPrefill.LOCAL:
                     self.local_prefills["retry" if tried else "no_peer"] += 1
@@ -304,7 +304,7 @@ class NodeService:
             self._pulls.abandon(pull)
             raise
         if outcome.complete:
-            if not pull.grant.reading:  # lost between the event and this task's turn
+            if not pull.readable:  # lost between the event and this task's turn
                 return Outcome(complete=False, cause=FailCause.OVERSHOOT, text="pages were lost")
             flight.pull = pull
             flight.times.complete = pull.complete_at
@@ -318,14 +318,20 @@ class NodeService:
             )
         return outcome
 
-    def _choose(self, tried: set[SessionId], prompt_tokens: int) -> PeerSession | None:
-        """The usable peer with the fewest outstanding prompt tokens; ties in turn."""
-        assert self._pulls is not None
-        found = [
+    def _untried(self, tried: set[SessionId], tokens: int) -> list[PeerSession]:
+        """Usable peers that may be asked for the KV of so many tokens."""
+        if len(tried) >= MAX_ATTEMPTS:
+            return []
+        return [
             session
             for session in self._usable()
-            if session.session not in tried and _takes(session, prompt_tokens - 1)
+            if session.session not in tried and _takes(session, tokens)
         ]
+
+    def _choose(self, tried: set[SessionId], tokens: int) -> PeerSession | None:
+        """The one of them with the fewest outstanding prompt tokens; ties in turn."""
+        assert self._pulls is not None
+        found = self._untried(tried, tokens)
         if not found:
             return None
         self._turn += 1

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from pdnode.engine.protocol import Sampling
-from pdnode.engine.sampler import Draw, check_finite, likeliest, restricted, uniform
+from pdnode.engine.sampler import (
+    LEAST_TEMPERATURE,
+    Draw,
+    check_finite,
+    likeliest,
+    restricted,
+    uniform,
+)
 
 # Of the mass: a point never rounds up to the end of it, behind which there is no token.
 _MOST = 1 - 2.0**-40
@@ -47,8 +54,9 @@ class FlashSampler:
     def _draw(self, logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         """[B] token ids from `logits` [B, vocabulary]."""
         device, vocabulary = logits.device, logits.shape[1]
-        temperatures = [sampling.temperature for sampling in samplings]
-        scaled = logits / torch.tensor(temperatures, device=device).unsqueeze(1)
+        temperatures = [max(sampling.temperature, LEAST_TEMPERATURE) for sampling in samplings]
+        below = logits - logits.amax(dim=1, keepdim=True)  # so that no quotient is +infinity
+        scaled = below / torch.tensor(temperatures, device=device).unsqueeze(1)
         probabilities = scaled.softmax(dim=1)
         kept = {row: s.top_k for row, s in enumerate(samplings) if 0 < s.top_k < vocabulary}
         _renormalize(self._flashinfer.top_k_renorm_probs, probabilities, kept, dtype=torch.int32)

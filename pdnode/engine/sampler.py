@@ -13,6 +13,10 @@ from pdnode.engine.protocol import LogitChanges, Sampling
 Sampler = Callable[[Tensor, Sequence[Sampling]], list["Draw"]]
 """Draws one token for each row of logits [B, vocabulary] float32; as `sample_each`."""
 
+LEAST_TEMPERATURE = 1e-30
+"""What is below draws the same: two float32 logits that differ do so by more. Dividing by less ends
+in infinities, whose differences are not numbers."""
+
 _SCORED_ROWS = 64
 """Rows whose logits are there at once: 32 MiB for a vocabulary of 128 k."""
 
@@ -74,7 +78,8 @@ def restricted(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def changed(logits: Tensor, changes: LogitChanges) -> Tensor:
-    """A copy of `logits` [vocabulary] with the repetition penalty, then the additions."""
+    """A copy of `logits` [vocabulary] with the repetition penalty, then the additions. Finite: a
+    tiny penalty makes logits as large as they can be."""
     out = logits.clone()
     repeated = _unpacked(changes.repeated, torch.int32, logits.device).long()
     if len(repeated):
@@ -84,7 +89,8 @@ def changed(logits: Tensor, changes: LogitChanges) -> Tensor:
     biased = _unpacked(changes.biased, torch.int32, logits.device).long()
     if len(biased):
         out[biased] += _unpacked(changes.bias, torch.float32, logits.device)
-    return out
+    most = torch.finfo(out.dtype).max
+    return out.clamp_(-most, most)
 
 
 def score(
@@ -126,7 +132,8 @@ def _unpacked(data: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _draw(logits: Tensor, sampling: Sampling) -> int:
     assert sampling.temperature > 0, sampling.temperature
-    scaled = logits.double() / sampling.temperature
+    temperature = max(sampling.temperature, LEAST_TEMPERATURE)
+    scaled = logits.double() / temperature
     ids: Tensor | None = None
     if sampling.top_k or sampling.top_p < 1:
         most = min(sampling.top_k or len(scaled), len(scaled))

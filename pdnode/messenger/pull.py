@@ -70,6 +70,11 @@ class Pull:
         return self.grant.state is GrantState.COMPLETE and self.grant.drained
 
     @property
+    def readable(self) -> bool:
+        """Complete, and not ended: pages that wait for a last look are nobody's to read."""
+        return self.grant.reading and not (self.digests is not None and self.digests.ending)
+
+    @property
     def quarantined(self) -> bool:
         """Nobody here reads or waits for the pages, and the peer may still write to them."""
         waits = self.grant.state is GrantState.DISPATCHED
@@ -451,7 +456,7 @@ class PullMessenger:
         elif pull.broken is not None:
             pull.broken(lost.text)
         elif pull.grant.reading:
-            self.end(pull)  # complete, but its task has not had its turn: it looks at `reading`
+            self.end(pull)  # complete, but its task has not had its turn: it looks at `readable`
 
     def _free(self, pull: Pull) -> None:
         del self._pulls[pull.grant.key]

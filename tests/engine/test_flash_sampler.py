@@ -47,6 +47,14 @@ def test_frequencies(changes: dict[str, object], wanted: tuple[float, ...]) -> N
         assert share == 0 or probability > 0
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-50, 5e-324])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_next_to_no_temperature_draws_the_likeliest(temperature: float, top_p: float) -> None:
+    one = settings(temperature=temperature, top_p=top_p)
+    other = settings(temperature=temperature, top_p=top_p, banned=[2])
+    assert draw([one, other]) == [2, 1]
+
+
 def test_a_draw_depends_on_seed_and_number_alone() -> None:
     """Not on its row, nor on the others' settings: FlashInfer's own draws would."""
     mine = [settings(seed=seed, draw=7, top_k=4) for seed in range(40)]

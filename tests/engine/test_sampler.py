@@ -51,6 +51,14 @@ def test_temperature_sharpens() -> None:
     expect(frequencies(temperature=0.5), [w / sum(weights) for w in weights])
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-308, 5e-324])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_next_to_no_temperature_draws_the_likeliest(temperature: float, top_p: float) -> None:
+    for values in (logits(), logits() - 90):
+        found = sample(values, settings(temperature=temperature, top_p=top_p, banned=[0]))
+        assert found.token == 1
+
+
 def test_top_k_renormalizes_the_best() -> None:
     found = frequencies(top_k=2)
     expect(found, [4 / 7, 3 / 7, 0, 0, 0])
@@ -137,6 +145,17 @@ def test_changes_penalize_then_add_and_leave_the_logits_alone() -> None:
     assert found.tolist() == [0.5, -7.5, 0.0, 1.0, -7.0]
     assert changed(values, changes(bias={})).tolist() == values.tolist()
     assert values.tolist() == [2.0, -2.0, 0.0, 1.0, 3.0]
+
+
+def test_a_tiny_penalty_leaves_logits_that_can_be_drawn_from() -> None:
+    made = changes(repeated=[1, 3, 4], repetition=1e-300, bias={})
+    sampling = msgspec.structs.replace(settings(), changes=made)
+    values = torch.tensor([2.0, 5.0, 0.0, -1.0, 3.0])
+    assert torch.isfinite(changed(values, made)).all()
+    found = {
+        sample(values, msgspec.structs.replace(sampling, draw=draw)).token for draw in range(40)
+    }
+    assert found == {1, 4}, "as likely as each other, and all else is out of reach"
 
 
 def test_changes_decide_the_draw_but_not_its_logprob() -> None:
