@@ -248,6 +248,10 @@ class TestReceiver:
             self._pulls.return_slot(slot)
             raise
         expected = passes * pages
+        if not session.up or pair not in session.pairs:  # no fence of it would be heard of again
+            self._pulls.return_slot(slot)
+            gate.release(runs)
+            return Written([], "the connection was lost", 0, expected, 0)
         self._numbers += 1
         key = f"{session.boot}:test:{self._numbers}"
         future: asyncio.Future[wire.TestWritten] = asyncio.get_running_loop().create_future()
@@ -272,6 +276,9 @@ class TestReceiver:
             cause = f"not done within {timeout_s:g} s"
             self._fail(lent, f"fabric test: {cause}")
             return Written([], cause, self._fabric.counted(slot.slot), expected, 0)
+        except asyncio.CancelledError:  # the peer goes on, and has as long for it
+            asyncio.get_running_loop().call_later(timeout_s, self._expire, key)
+            raise
         try:
             if not answer.cause:
                 with contextlib.suppress(TimeoutError):  # then `counted` tells
@@ -298,9 +305,7 @@ class TestReceiver:
 
     def session_lost(self, session: PeerSession) -> None:
         for lent in self._of(session).values():
-            if not lent.answer.done():
-                lost = wire.TestWritten("-", [], "the session was lost", clean=False, mtu=0)
-                lent.answer.set_result(lost)
+            self._lost(lent, "the session was lost")
             lent.failed = True
 
     def session_fenced(self, session: PeerSession) -> None:
@@ -309,7 +314,8 @@ class TestReceiver:
 
     def pair_fenced(self, session: PeerSession, pair: Pair) -> None:
         for key, lent in self._of(session).items():
-            if lent.pair == pair and lent.failed:
+            if lent.pair == pair:
+                self._lost(lent, "the connection was lost")
                 self._free(key)
 
     def fabric_event(self, event: Event) -> None:
@@ -323,12 +329,23 @@ class TestReceiver:
     def _of(self, session: PeerSession) -> dict[str, _Lent]:
         return {key: lent for key, lent in self._lent.items() if lent.session is session}
 
+    def _lost(self, lent: _Lent, cause: str) -> None:
+        """The peer's word on it is not waited for."""
+        if not lent.answer.done():
+            lent.answer.set_result(wire.TestWritten("-", [], cause, clean=False, mtu=0))
+
     def _fail(self, lent: _Lent, text: str) -> None:
         """Until the fence the writes may land: the messenger fences, as for any lost connection."""
         if not lent.failed:
             lent.failed = True
             lent.gate.pool.quarantine(lent.pages)
             self._pulls.pair_lost(lent.session, lent.pair, text)
+
+    def _expire(self, key: str) -> None:
+        """Nobody waits for this test any more, and the peer has not said that it is over."""
+        lent = self._lent.get(key)
+        if lent is not None:
+            self._fail(lent, "fabric test: no answer in time")
 
     def _free(self, key: str) -> None:
         lent = self._lent.pop(key, None)
