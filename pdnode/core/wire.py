@@ -372,6 +372,15 @@ def clip(text: str) -> str:
     return shown if len(shown) <= MAX_TEXT else shown[: MAX_TEXT - 1] + "…"
 
 
+def most_tokens(vocabulary: int) -> int:
+    """Of a prompt of ids below `vocabulary` that a Dispatch has room for, whatever its pages."""
+    number_bytes = 3 if vocabulary <= 1 << 16 else 5
+    run_bytes = 1 + 2 * 5
+    others_bytes = 8 * MAX_TEXT
+    room = MAX_FRAME_BYTES - MAX_RUNS * run_bytes - others_bytes
+    return min(MAX_TOKENS, room // number_bytes)
+
+
 def tag(frame: Message) -> str:
     """Name of a frame's kind on the wire."""
     name = frame.__struct_config__.tag

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from pdnode.core import schedule
+from pdnode.core import schedule, wire
 from pdnode.core.request import Request
 from pdnode.core.transfer import FailCause
 from pdnode.daemon.flight import Flight, Times
@@ -170,6 +170,9 @@ class NodeService:
             raise BadRequest(
                 f"echo: {text}, and when_no_prefill is refuse; allowed: echo or logprobs", "echo"
             )
+        if self._refuses() and len(request.prompt) - 1 > (most := self._most_anywhere()):
+            text = f"prompt: {len(request.prompt)} tokens, the prefill nodes take {most + 1}"
+            raise BadRequest(text, "prompt", "context_length_exceeded")
         flight = Flight(
             request,
             self._clock,
@@ -252,7 +255,8 @@ class NodeService:
             if self._refuses() and not self._untried(tried, tokens):
                 raise last  # now: pages may be long in coming
             pages = await self._reserve(flight)
-            session = self._choose(tried, tokens)
+            dispatchable = len(pages) <= wire.MAX_RUNS
+            session = self._choose(tried, tokens) if dispatchable else None
             self.recomputed += bool(tried)
             if session is None:
                 if self._policy is WhenNoPrefill.LOCAL:
@@ -325,7 +329,7 @@ class NodeService:
         return [
             session
             for session in self._usable()
-            if session.session not in tried and _takes(session, tokens)
+            if session.session not in tried and tokens <= self._most_tokens(session)
         ]
 
     def _choose(self, tried: set[SessionId], tokens: int) -> PeerSession | None:
@@ -339,8 +343,18 @@ class NodeService:
         pulls = self._pulls
         return min(turned, key=lambda session: pulls.outstanding_tokens(NodeId(session.node)))
 
+    def _most_tokens(self, session: PeerSession) -> int:
+        """That this prefill can ever compute, or be asked for."""
+        geometry = session.geometry
+        held = geometry.pages * geometry.page_tokens
+        return min(session.hello.context_tokens, held, wire.most_tokens(self._vocabulary))
+
     def _refuses(self) -> bool:
         return self._role is Role.DECODE and self._policy is WhenNoPrefill.REFUSE
+
+    def _most_anywhere(self) -> int:
+        """At one of the usable prefill nodes, of which there is one."""
+        return max(map(self._most_tokens, self._usable()))
 
     def _usable(self) -> list[PeerSession]:
         if self._peers is None:
@@ -386,13 +400,6 @@ class NodeService:
             output_tokens=record.output_tokens, ttft_s=record.ttft_s, total_s=record.total_s,
             trace_id=trace_id(flight.request.traceparent),
         )  # fmt: skip
-
-
-def _takes(session: PeerSession, tokens: int) -> bool:
-    """Whether this prefill can ever hold so many tokens."""
-    geometry = session.geometry
-    held = geometry.pages * geometry.page_tokens
-    return tokens <= min(session.hello.context_tokens, held)
 
 
 def _cause(outcome: Outcome, node: str) -> Cause:

@@ -1,6 +1,7 @@
 """Requests of a decode node whose prefill node fails them, at moments that are hard to hit."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,7 @@ from pdnode.daemon.engine import Group
 from pdnode.daemon.flight import Flight
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.steps import StepLoop
-from pdnode.errors import Cause, PrefillLost
+from pdnode.errors import BadRequest, Cause, PrefillLost
 from pdnode.messenger.digests import PageVerifier
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.pull import PullMessenger
@@ -36,8 +37,11 @@ HERE = geometry(pages=6)
 PROMPT = 10  # tokens: two full pages and a part are sent
 
 
+@dataclass
 class Hello:
-    context_tokens = 1000
+    """Of the prefill node, as far as the service looks at it."""
+
+    context_tokens: int = 1000
 
 
 class Decode:
@@ -53,7 +57,7 @@ class Decode:
         self.peer, self.outbox = session(
             7, peer=Role.PREFILL, peer_geometry=geometry(pages=8), pairs=((10, 20),)
         )
-        self.peer.hello = cast(Any, Hello)
+        self.peer.hello = cast(Any, Hello())
         self.pulls = PullMessenger(
             boot=BootId("dboot"),
             geometry=HERE,
@@ -154,3 +158,30 @@ async def test_who_has_no_other_way_does_not_wait_for_pages_to_hear_it() -> None
     await turn()
     assert (await end_of(ahead)).status == 503
     assert node.pool.counts.free == HERE.pages
+
+
+async def test_what_no_prefill_node_can_ever_take_is_said_and_not_retried() -> None:
+    node = Decode(WhenNoPrefill.REFUSE)
+    cast(Any, node.peer.hello).context_tokens = PROMPT - 2
+    with pytest.raises(BadRequest, match="prompt: 10 tokens, the prefill nodes take 9"):
+        await node.submit("a")
+    assert (node.service.open_requests, node.pool.counts.free) == (0, HERE.pages)
+
+
+@pytest.mark.parametrize("limit", ["most_tokens", "MAX_RUNS"])
+async def test_a_prompt_that_no_frame_has_room_for_is_run_here(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dispatch would end the link, and with it the requests of all others."""
+    small = {"most_tokens": lambda vocabulary: PROMPT - 2, "MAX_RUNS": 1}
+    monkeypatch.setattr(wire, limit, small[limit])
+    node = Decode(WhenNoPrefill.LOCAL)
+    if limit == "MAX_RUNS":  # every second page is free
+        held = [node.pool.reserve(1) for _ in range(HERE.pages)]
+        for one in held[::2]:
+            node.pool.release(one)
+    flight = await node.submit("a")
+    assert flight.prefill == "local"
+    assert not node.outbox.take()
+    flight.cancel("cancelled")
+    assert node.pool.counts.used == 0

@@ -127,3 +127,15 @@ def test_what_is_long_in_a_frame_has_a_limit(frame: Callable[[int], bytes], most
     assert isinstance(wire.decode(frame(most)), wire.Message)
     with pytest.raises(wire.WireError, match=f"length <= {most}"):
         wire.decode(frame(most + 1))
+
+
+@pytest.mark.parametrize("vocabulary", [1 << 16, 1 << 18])
+def test_a_frame_has_room_for_the_longest_prompt_in_the_worst_pages(vocabulary: int) -> None:
+    most = wire.most_tokens(vocabulary)
+    frame = wire.Dispatch(
+        "k" * 255, "🙂" * wire.MAX_TEXT, [vocabulary - 1] * most,
+        [wire.PageRun(1 << 20, 1 << 20)] * wire.MAX_RUNS, 0, (1 << 32) - 1, -1, 1e9, 1 << 40,
+        "v" * 16, "t" * 64, 1 << 40,
+    )  # fmt: skip
+    assert wire.decode(wire.encode(frame)) == frame
+    assert most >= 1 << 19
