@@ -11,6 +11,7 @@ from pdnode.daemon.penalties import Changes, changes_logits
 from pdnode.engine.protocol import Drawn, Sampling, Scored
 from pdnode.errors import Cause
 from pdnode.messenger.pull import Pull
+from pdnode.obs.log import report
 from pdnode.obs.records import RequestRecord
 
 
@@ -138,7 +139,10 @@ class Flight:
         self.on_end(self)
         leave, self.leave = self.leave, None
         if leave is not None:
-            leave()
+            try:
+                leave()
+            except Exception as error:  # noqa: BLE001 - whose fault it is, this request ends
+                report(error, "what a request held could not be given back")
         task = self.task
         if task is not None and not task.done() and task is not asyncio.current_task():
             task.cancel()

@@ -31,7 +31,7 @@ from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
 from pdnode.messenger.stall import StallWatch
 from pdnode.models.config import ModelConfig
-from pdnode.obs.log import event
+from pdnode.obs.log import event, report
 from pdnode.obs.records import Records
 from pdnode.topology.nicfacts import mtu_of
 from pdnode.topology.sysfs import Sysfs
@@ -248,8 +248,7 @@ class Links:
                     self._parts.push.tick()
                     self._look_for_stalls(self._parts.push)
             except Exception as error:  # noqa: BLE001 - the next tick may still do its work
-                context = {"message": "a tick failed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(context)
+                report(error, "a tick failed")
 
     def _look_for_stalls(self, push: PushMessenger) -> None:
         """A connection that takes writes and completes none is lost, whatever the provider says."""

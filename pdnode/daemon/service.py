@@ -20,7 +20,7 @@ from pdnode.errors import BadRequest, Cause, Corrupted, PrefillLost, QueueFull, 
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.pull import Outcome, PullMessenger
 from pdnode.messenger.session import PeerSession
-from pdnode.obs.log import event
+from pdnode.obs.log import event, report
 from pdnode.obs.records import Records
 from pdnode.obs.trace import trace_id
 from pdnode.obs.warnings import REGISTRY, Condition
@@ -236,9 +236,9 @@ class NodeService:
                 self._start_local(flight, await self._reserve(flight))
         except Cause as cause:
             flight.fail(cause)
-        except Exception:  # noqa: BLE001 - a fault of this program: the client must hear of it
-            _log.exception("placing a request failed")
+        except Exception as error:  # noqa: BLE001 - the client must hear of it, and not only it
             flight.fail(Cause("internal error"))
+            report(error, "placing a request failed")
 
     async def _reserve(self, flight: Flight) -> tuple[Run, ...]:
         group, request = self._groups[flight.group], flight.request

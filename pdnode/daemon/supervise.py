@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pdnode.daemon.figures import Figures
 from pdnode.daemon.lifecycle import Lifecycle, Phase
 from pdnode.daemon.notify import Notifier, extend, reloading
+from pdnode.obs.log import report
 
 LONGEST_INTERVAL_S = 1.0
 LOOKS_PER_WATCHDOG = 8
@@ -35,9 +36,11 @@ class Progress:
         return self._engine_moved() & self._core_moved()
 
     def _engine_moved(self) -> bool:
-        """Every group that has work has finished a layer."""
+        """Every group that has work has finished a layer. One of which a worker is gone has none:
+        its descriptors are closed, and another engine follows.
+        """
         engine, before = self._parts.engine, self._layers
-        if engine is None:
+        if engine is None or any(group.worker.died.done() for group in engine.groups):
             return True
         self._layers = [group.worker.layers_done() for group in engine.groups]
         return all(
@@ -76,7 +79,10 @@ class Supervisor:
 
     async def run(self) -> None:
         while True:
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001 - nobody awaits this task
+                report(error, "a look at the progress failed")
             await asyncio.sleep(self.interval_s)
 
     def look(self) -> None:

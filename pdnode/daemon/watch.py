@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdnode.daemon.figures import Figures
-from pdnode.obs.log import event
+from pdnode.obs.log import event, report
 from pdnode.obs.metrics import Metrics
 from pdnode.obs.metrics_table import PHASES
 from pdnode.obs.records import Records, RequestRecord, TransferRecord, wire_s
@@ -65,9 +65,12 @@ class Watch:
 
     async def run(self) -> None:
         while True:
-            if self._parts.host is not None:  # reads files, which may block
-                self._parts.readings = await asyncio.to_thread(self._parts.host.read)
-            self.sample()
+            try:
+                if self._parts.host is not None:  # reads files, which may block
+                    self._parts.readings = await asyncio.to_thread(self._parts.host.read)
+                self.sample()
+            except Exception as error:  # noqa: BLE001 - nobody awaits this task
+                report(error, "a sample failed")
             await asyncio.sleep(SAMPLE_S)
 
     def sample(self) -> None:

@@ -31,6 +31,7 @@ from pdnode.messenger.peer_records import (
     Records,
 )
 from pdnode.messenger.session import PeerSession, SessionListener
+from pdnode.obs.log import report
 from pdnode.types import Role, SessionId
 
 FIRST_DELAY_S = 0.2
@@ -115,9 +116,8 @@ class PeerManager:
         if self._config.node.role is not Role.DECODE:
             return
         record = self._records.add(table.name)
-        connector = asyncio.create_task(self._connect_for_ever(table, record))
-        connector.add_done_callback(_report_fault)
-        self._connectors[table] = connector
+        connector = self._connect_for_ever(table, record)
+        self._connectors[table] = asyncio.create_task(connector)
 
     async def accept(self, transport: Transport) -> None:
         """Serve a link that a decode node opened (prefill); returns at its end."""
@@ -125,7 +125,10 @@ class PeerManager:
             transport.close("shutting down")
             await transport.wait_closed()
             return
-        await self._new_link(transport).run()
+        try:
+            await self._new_link(transport).run()
+        except Exception as error:  # noqa: BLE001 - the listener would take it for a bad request
+            report(error, "a peer link failed")
 
     def fabric_event(self, event: FabricEvent) -> None:
         """One of SESSION_EVENTS. Those of sessions that are over are dropped."""
@@ -215,18 +218,27 @@ class PeerManager:
         while not self._closing:
             begun_at = self._clock()
             try:
-                transport = await self._dial(table.host, table.port)
-            except OSError as error:
-                self._records.failed(record, wire.clip(str(error)))
-            else:
-                link = self._new_link(transport, cooldowns)
-                record.link = link
-                await link.run()
+                link = await self._connect_once(table, record, cooldowns)
                 # A session that lasted shows that all was well; one that dies at once does not.
-                if link.peer is not None and self._clock() - begun_at >= longest_s:
+                if link and link.peer is not None and self._clock() - begun_at >= longest_s:
                     delay_s = min(FIRST_DELAY_S, longest_s)
+            except Exception as error:  # noqa: BLE001 - nobody awaits this task
+                report(error, "a peer connector failed")
             await asyncio.sleep(delay_s * (0.5 + 0.5 * self._jitter()))
             delay_s = min(2 * delay_s, longest_s)
+
+    async def _connect_once(
+        self, table: PrefillConfig, record: PeerRecord, cooldowns: Cooldowns
+    ) -> PeerLink | None:
+        """The link, which is over; None if the peer could not be reached."""
+        try:
+            transport = await self._dial(table.host, table.port)
+        except OSError as error:
+            self._records.failed(record, wire.clip(str(error)))
+            return None
+        record.link = link = self._new_link(transport, cooldowns)
+        await link.run()
+        return link
 
     def _new_link(self, transport: Transport, cooldowns: Cooldowns | None = None) -> PeerLink:
         core = Link(
@@ -284,10 +296,3 @@ class PeerManager:
 
     def link_finished(self, link: PeerLink) -> None:
         del self._links[link.session]
-
-
-def _report_fault(connector: asyncio.Task[None]) -> None:
-    """A connector runs for ever; one that ends by an exception is a fault of this program."""
-    if not connector.cancelled() and (fault := connector.exception()) is not None:
-        context = {"message": "a peer connector failed", "exception": fault, "task": connector}
-        connector.get_loop().call_exception_handler(context)

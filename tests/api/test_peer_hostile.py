@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import struct
 from collections.abc import AsyncIterator
@@ -256,25 +255,58 @@ async def test_a_node_that_shuts_down_takes_no_links(prefill: Node) -> None:
     await other.stop()
 
 
-async def test_a_fault_of_this_program_in_a_connector_is_reported_and_fences(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("side", [Role.DECODE, Role.PREFILL])
+async def test_a_fault_of_this_program_is_reported_and_fences(
+    side: Role, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """On either side, since the node may have to end for it; else the next link is made."""
     switch = Switch()
     prefill = Node(switch, Role.PREFILL)
     await prefill.start()
     table = (PrefillConfig("p0", "127.0.0.1", prefill.port),)
     decode = Node(switch, Role.DECODE, prefill=table)
+    here, there = (decode, prefill) if side is Role.DECODE else (prefill, decode)
+    faults: list[dict[str, object]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
 
     def broken(session: object, frame: wire.Frame) -> None:
         raise AssertionError("a fault of the messenger")
 
-    decode.listener.session_frame = broken  # type: ignore[assignment, method-assign]
+    here.listener.session_frame = broken  # type: ignore[assignment, method-assign]
+    await decode.start()
+    await until(lambda: here.listener.sessions)
+    there.manager.drain(True)
+    await until(lambda: "fenced" in here.listener.kinds())
+    there.manager.drain(False)
+    message = "a peer connector failed" if side is Role.DECODE else "a peer link failed"
+    assert {context["message"] for context in faults} == {message}
+    assert str(faults[0]["exception"]) == "a fault of the messenger"
+    assert "stopped on this node" in str(here.listener.log)
+    assert [record for record in caplog.records if record.exc_info] == []
+    await until(lambda: len(here.listener.sessions) > len(faults))
+    await decode.stop()
+    await prefill.stop()
+
+
+async def test_a_dial_that_fails_as_nobody_foresaw_is_tried_again() -> None:
+    switch = Switch()
+    prefill = Node(switch, Role.PREFILL)
+    await prefill.start()
+    decode = Node(switch, Role.DECODE, prefill=(PrefillConfig("p0", "127.0.0.1", prefill.port),))
+    faults: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
+    odd: list[Exception] = [UnicodeError("label empty or too long"), KeyError("x")]
+
+    async def dial(host: str, port: int) -> LinkSocket:
+        if odd:
+            raise odd.pop()
+        return await decode.dialer.dial(host, port)
+
+    decode.manager._dial = dial
     await decode.start()
     await until(lambda: decode.listener.sessions)
-    prefill.manager.drain(True)
-    await until(lambda: "fenced" in decode.listener.kinds())
-    faults = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert [record.message.splitlines()[0] for record in faults] == ["a peer connector failed"]
-    assert "stopped on this node" in str(decode.listener.log)
+    assert [type(fault) for fault in faults] == [KeyError, UnicodeError]
     await decode.stop()
     await prefill.stop()

@@ -185,3 +185,30 @@ async def test_a_prompt_that_no_frame_has_room_for_is_run_here(
     assert not node.outbox.take()
     flight.cancel("cancelled")
     assert node.pool.counts.used == 0
+
+
+@pytest.mark.parametrize("where", ["place", "end"])
+async def test_a_broken_assertion_reaches_the_node_and_the_client(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages may be held for ever or given away too early: whoever called, the node must end."""
+    node = Decode(WhenNoPrefill.LOCAL)
+    node.peer.up = False
+    faults: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(str(context["exception"])))
+
+    def broken(self: PagePool, runs: object) -> None:
+        raise AssertionError("pages of Run(0, 3) are free")
+
+    if where == "place":
+        monkeypatch.setattr(PagePool, "activate", broken)
+        flight = await node.submit("a")
+        assert (await end_of(flight)).status == 500
+    else:
+        flight = await node.submit("a")
+        monkeypatch.setattr(PagePool, "release", broken)
+        flight.cancel("cancelled")
+        assert [event async for event in flight.events()] == []
+    assert faults == ["pages of Run(0, 3) are free"]
+    assert node.service.open_requests == 0

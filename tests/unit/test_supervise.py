@@ -1,8 +1,10 @@
 """What the supervisor hears, datagram by datagram, and when the watchdog is not fed."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -47,6 +49,7 @@ class Parts:
     layers: int = 0
     core: int = 0
     has_work: bool = True
+    died: Future[None] = field(default_factory=Future)
     wake_fds: list[int] = field(
         default_factory=lambda: [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
     )
@@ -68,6 +71,7 @@ class Parts:
         return self
 
     def layers_done(self) -> int:
+        assert not self.died.done(), "its descriptors are closed"
         return self.layers
 
     def __post_init__(self) -> None:
@@ -167,6 +171,40 @@ def test_progress_needs_both_engine_and_core(
     parts.layers += layers
     parts.core += turns
     assert progress.moved() is moved
+
+
+def test_a_worker_that_is_gone_is_not_waited_for() -> None:
+    """Of several groups one dies, the others are closed, and the node clears up behind them."""
+    parts = Parts()
+    progress = Progress(figures(parts))
+    parts.died.set_result(None)
+    assert progress.moved()
+    parts.core += 1
+    assert progress.moved()
+
+
+async def test_a_look_that_fails_is_reported_and_not_the_last_one(listener: socket.socket) -> None:
+    life, asked = Lifecycle(Restarts(5)), 0
+
+    def detail() -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise IndexError("closed")
+        return "still there"
+
+    supervisor = Supervisor(notifier(listener), life, figures(), detail)
+    supervisor.interval_s = 0.01
+    faults: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context["exception"]))
+    task = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(30):
+        while not (found := heard(listener)):
+            await asyncio.sleep(0.01)
+    assert found[0].startswith("STATUS=starting: still there")
+    assert [type(fault) for fault in faults] == [IndexError]
+    task.cancel()
 
 
 def test_the_watchdog_is_fed_only_while_the_work_moves(listener: socket.socket) -> None:

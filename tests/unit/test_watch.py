@@ -1,9 +1,11 @@
 """The sampler: rates, what ended in the last minute, the slow transfer, the line in the log."""
 
+import asyncio
 import logging
 
 import pytest
 
+from pdnode.daemon import watch
 from pdnode.daemon.watch import SUMMARY_S, Watch
 from pdnode.obs.records import LayerTimes, RequestRecord, TransferRecord
 from tests.support.busy_node import NICS, PEERS, BusyNode, busy_node
@@ -132,3 +134,27 @@ async def test_the_log_says_how_busy_it_is_and_nothing_when_idle(
         world.second()
     assert len(caplog.records) >= 3  # open requests are something to say, tokens or none
     assert caplog.records[-1].fields["waiting"] == 4  # type: ignore[attr-defined]
+
+
+async def test_a_sample_that_fails_is_reported_and_not_the_last_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SAMPLE_S", 0.01)
+    samples = 0
+
+    def sample() -> None:
+        nonlocal samples
+        samples += 1
+        if samples == 1:
+            raise OSError("a counter is gone")
+
+    world.watch.sample = sample  # type: ignore[method-assign]
+    faults: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(str(context["exception"])))
+    task = asyncio.create_task(world.watch.run())
+    async with asyncio.timeout(30):
+        while samples < 3:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    assert faults == ["a counter is gone"]
