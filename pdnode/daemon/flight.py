@@ -11,7 +11,7 @@ from pdnode.daemon.penalties import Changes, changes_logits
 from pdnode.engine.protocol import Drawn, Sampling, Scored
 from pdnode.errors import Cause
 from pdnode.messenger.pull import Pull
-from pdnode.obs.log import report
+from pdnode.obs.faults import report
 from pdnode.obs.records import RequestRecord
 
 

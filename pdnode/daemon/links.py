@@ -31,7 +31,8 @@ from pdnode.messenger.push import PushMessenger
 from pdnode.messenger.session import PeerSession
 from pdnode.messenger.stall import StallWatch
 from pdnode.models.config import ModelConfig
-from pdnode.obs.log import event, report
+from pdnode.obs.faults import report
+from pdnode.obs.log import event
 from pdnode.obs.records import Records
 from pdnode.topology.nicfacts import mtu_of
 from pdnode.topology.sysfs import Sysfs

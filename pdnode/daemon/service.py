@@ -20,7 +20,8 @@ from pdnode.errors import BadRequest, Cause, Corrupted, PrefillLost, QueueFull, 
 from pdnode.messenger.gate import PageGate
 from pdnode.messenger.pull import Outcome, PullMessenger
 from pdnode.messenger.session import PeerSession
-from pdnode.obs.log import event, report
+from pdnode.obs.faults import report
+from pdnode.obs.log import event
 from pdnode.obs.records import Records
 from pdnode.obs.trace import trace_id
 from pdnode.obs.warnings import REGISTRY, Condition

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pdnode.daemon.figures import Figures
 from pdnode.daemon.lifecycle import Lifecycle, Phase
 from pdnode.daemon.notify import Notifier, extend, reloading
-from pdnode.obs.log import report
+from pdnode.obs.faults import report
 
 LONGEST_INTERVAL_S = 1.0
 LOOKS_PER_WATCHDOG = 8

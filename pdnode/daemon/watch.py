@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdnode.daemon.figures import Figures
-from pdnode.obs.log import event, report
+from pdnode.obs.faults import report
+from pdnode.obs.log import event
 from pdnode.obs.metrics import Metrics
 from pdnode.obs.metrics_table import PHASES
 from pdnode.obs.records import Records, RequestRecord, TransferRecord, wire_s

@@ -31,7 +31,7 @@ from pdnode.messenger.peer_records import (
     Records,
 )
 from pdnode.messenger.session import PeerSession, SessionListener
-from pdnode.obs.log import report
+from pdnode.obs.faults import report
 from pdnode.types import Role, SessionId
 
 FIRST_DELAY_S = 0.2

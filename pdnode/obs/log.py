@@ -5,7 +5,6 @@ the lines go decides their form: priority prefixes under journald, colour on a t
 text, or JSON on demand. What repeats is limited per code, and how much was held back is said.
 """
 
-import asyncio
 import json
 import logging
 import os
@@ -53,13 +52,6 @@ def fault(
     """Log an exception that nobody foresaw, with its trace."""
     extra = {"code": code, "fields": fields}
     logger.error("%s", text, exc_info=error, extra=extra, stacklevel=2)
-
-
-def report(error: Exception, text: str) -> None:
-    """Give an exception that nobody foresaw, where nobody would hear of it, to the event loop's
-    handler. A daemon's (daemon/node.py) ends the process if it is a broken assertion.
-    """
-    asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
 
 
 def event_fields(record: logging.LogRecord) -> dict[str, Field]:
