@@ -97,8 +97,8 @@ class Fabric:
         """FI_EP_MSG: open the passive endpoint; returns the bound port (port 0: any). Waits for
         the group's thread."""
     def unlisten(self, nic: int) -> None:
-        """Close what `listen` opened on this NIC; its connections stay. Waits for the group's
-        thread."""
+        """Close what `listen` opened on this NIC; its connections stay, and those that have said
+        nothing yet are ended. Waits for the group's thread. FabricError where they come faster."""
     def endpoint_name(self, session: int, nic: int) -> bytes:
         """FI_EP_RDM: the name of the endpoint this session opened on `nic` (after `opened`)."""
     def add_region(self, group: int, fd: int, size: int, page_bytes: int) -> int:

@@ -14,6 +14,7 @@ from pdnode.fabric.library import find_library
 from tests.fabric.fabric_node import (
     PROVIDERS,
     TOKEN,
+    WAIT_S,
     Node,
     by_rank,
     connect_process,
@@ -144,6 +145,39 @@ def test_a_listener_is_closed_and_opened_again() -> None:
     sender.wait("connected", session=2)
     for node in (sender, target, late):
         node.close()
+
+
+def accepted_at(port: int) -> int:
+    """How many connections this process has accepted at this port of loopback."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                copy.getpeername()
+                found += copy.getsockname() == ("127.0.0.1", port)
+        except OSError:  # no socket, or not connected
+            continue
+    return found
+
+
+def test_a_listener_that_is_closed_ends_what_has_not_asked_yet() -> None:
+    """libfabric would read a later request through the listener, whose memory it has freed."""
+    sender, target = Node(), Node()
+    join(sender, target)
+    silent = [socket.create_connection(("127.0.0.1", sender.port)) for _ in range(20)]
+    deadline = time.monotonic() + WAIT_S
+    while accepted_at(sender.port) < 1 + len(silent):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    sender.fabric.unlisten(0)
+    for connection in silent:
+        connection.settimeout(WAIT_S)
+        assert connection.recv(1) == b""
+        connection.close()
+    assert accepted_at(sender.port) == 1
+    push(sender, target, 1, 1)
+    sender.close()
+    target.close()
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -154,10 +154,7 @@ int Fabric::listen(int nic, const std::string& address, int port) {
 
 void Fabric::unlisten(int nic) {
   check_open();
-  require(run_and_wait(group_of(nic), [nic](Group& on) {
-    on.unlisten(nic);
-    return Error();
-  }));
+  require(run_and_wait(group_of(nic), [nic](Group& on) { return on.unlisten(nic); }));
 }
 
 std::string Fabric::endpoint_name(int64_t number, int nic) {

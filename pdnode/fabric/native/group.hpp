@@ -82,7 +82,7 @@ class Group {
 
   // Commands; the group's thread only.
   Error listen(int nic, const std::string& host, int port, int* bound);
-  void unlisten(int nic);
+  Error unlisten(int nic);
   // `done` is called once the region is registered where that is needed, on this group's thread.
   void add_region(const std::shared_ptr<Region>& region, const std::function<void(Error)>& done);
   void remove_region(int region) { base_registrations_.erase(region); }

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "group.hpp"
-#include "loopback.hpp"
+#include "sockets.hpp"
 
 namespace pdnode {
 

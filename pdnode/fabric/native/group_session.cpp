@@ -14,6 +14,7 @@ namespace pdnode {
 namespace {
 
 constexpr int64_t kAcceptPatienceNs = 10'000'000'000;
+constexpr int kMostRounds = 1000;  // of ending what a listener has accepted
 
 // Connection data: magic, version, the two NIC numbers, length of the token, token. The length is
 // said because a provider may pad what arrives (verbs does).
@@ -62,12 +63,23 @@ Error Group::listen(int nic, const std::string& host, int port, int* bound) {
   return find_nic(nic)->listen(host, port, bound);
 }
 
-void Group::unlisten(int nic) {
+Error Group::unlisten(int nic) {
   Nic* on = find_nic(nic);
-  // A request that waits is answered by the listener it came to, unless there are hundreds.
-  for (int i = 0; i < 16 && read_events(on); ++i) {
+  for (int round = 0; round < kMostRounds; ++round) {
+    // A request that waits is answered by the listener it came to, unless there are hundreds.
+    for (int i = 0; i < 16 && read_events(on); ++i) {
+    }
+    std::vector<fid_ep*> taken;
+    for (const auto& [fid, connection] : endpoints_) {
+      if (connection->nic == on) taken.push_back(connection->ep);
+    }
+    size_t left = 0;
+    for (const auto& listener : on->listeners) left += on->cut_half_open(*listener.get(), taken);
+    if (left > 0) continue;
+    on->listeners.clear();
+    return Error();
   }
-  on->listeners.clear();
+  return Error("unlisten: NIC " + on->name + " is asked for connections faster than it refuses");
 }
 
 void Group::open_session(const std::shared_ptr<SessionShared>& shared, const std::vector<int>& on,

@@ -13,9 +13,9 @@
 #include <numeric>
 #include <utility>
 
-#include "util.hpp"
-
 #include "compat.hpp"
+#include "sockets.hpp"
+#include "util.hpp"
 
 namespace pdnode {
 
@@ -134,6 +134,20 @@ Error Nic::listen(const std::string& host, int port, int* bound) {
   *bound = ntohs(network_port);
   listeners.push_back(std::move(listener));
   return Error();
+}
+
+size_t Nic::cut_half_open(const fid_pep& listener, const std::vector<fid_ep*>& taken) const {
+  if (!provider.kernel_sockets) return 0;
+  sockaddr_storage at = {};
+  size_t size = sizeof at;
+  if (fi_getname(const_cast<fid_t>(&listener.fid), &at, &size) != 0) return 0;
+  std::vector<sockaddr_storage> peers;
+  for (fid_ep* ep : taken) {
+    sockaddr_storage peer = {};
+    size = sizeof peer;
+    if (fi_getpeer(ep, &peer, &size) == 0) peers.push_back(peer);
+  }
+  return cut_strangers(at, peers);
 }
 
 Error Nic::open_endpoint(fi_info* of, const Queues& on, fid_av* av, Fid<fid_ep>* endpoint) const {

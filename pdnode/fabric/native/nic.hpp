@@ -75,6 +75,11 @@ struct Nic {
   Error self_test() const;
   // Opens the passive endpoint and reports the bound port.
   Error listen(const std::string& host, int port, int* bound);
+  // To be repeated, with the event queue read in between, until it is 0: then a listener may be
+  // closed. libfabric lets what it has accepted on kernel sockets, and has not heard a request from,
+  // point to the listener for ever: a request that came later would be read through freed memory.
+  // So these are ended first. `taken`: the connections that came through a listener.
+  size_t cut_half_open(const fid_pep& listener, const std::vector<fid_ep*>& taken) const;
 
   // Active endpoint on this domain, bound to the queues and enabled. `info`: our own, or that of
   // a connection request.

@@ -108,6 +108,11 @@ class SelfTest {
       if (Error error = read_events(&connected)) return error;
       poll_completions();
     }
+    int strangers = 0;
+    while (nic_.cut_half_open(*listener.get(), {receiver_.get()}) > 0) {
+      if (now_ns() > deadline_ns_) return expired("no end of connections from elsewhere");
+      if (Error error = read_events(&strangers)) return error;
+    }
     return Error();
   }
 

@@ -118,6 +118,16 @@ int name_of(fid_t fid, void* address, size_t* size) {
   return 0;
 }
 
+int peer_of(fid_ep* fid, void* address, size_t* size) {
+  Ep* ep = of<Ep>(&fid->fid);
+  const Entered entered(ep->domain);
+  if (!ep->connected) return -FI_ENOTCONN;
+  const Name name = {kMagic, ep->peer};
+  std::memcpy(address, &name, std::min(*size, sizeof name));
+  *size = sizeof name;
+  return 0;
+}
+
 int connect_endpoint(fid_ep* fid, const void* address, const void* data, size_t size) {
   Ep* ep = of<Ep>(&fid->fid);
   const Entered entered(ep->domain);
@@ -235,6 +245,7 @@ fi_ops_cm cm_ops = [] {
   fi_ops_cm ops = {};
   ops.size = sizeof ops;
   ops.getname = name_of;
+  ops.getpeer = peer_of;
   ops.connect = connect_endpoint;
   ops.listen = start_listening;
   ops.accept = accept_connection;

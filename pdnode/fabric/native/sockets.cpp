@@ -1,9 +1,10 @@
-#include "loopback.hpp"
+#include "sockets.hpp"
 
 #include <dirent.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -40,6 +41,12 @@ bool same(const Address& one, const Address& other) {
   return !one.ip.empty() && one.ip == other.ip && one.port == other.port;
 }
 
+// `at` is where a listener of `address` accepts.
+bool accepts(const Address& address, const Address& at) {
+  const bool any = address.ip.find_first_not_of('\0') == std::string::npos;
+  return address.port == at.port && !at.ip.empty() && (any || address.ip == at.ip);
+}
+
 bool one_host(const Address& one, const Address& other) {
   return !one.ip.empty() && (one.ip == other.ip || (one.loopback && other.loopback));
 }
@@ -53,11 +60,9 @@ void set_reno(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-}  // namespace
-
-void stop_pacing_on_loopback(const sockaddr_storage& own, const sockaddr_storage* peer) {
-  const Address mine = address_of(own);
-  const Address theirs = peer == nullptr ? Address() : address_of(*peer);
+// Calls `visit` with each connected socket and its two addresses.
+template <class Visit>
+void each_connected(Visit visit) {
   const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir("/proc/self/fd"), closedir);
   if (!all) return;
   while (const dirent* entry = readdir(all.get())) {
@@ -68,9 +73,33 @@ void stop_pacing_on_loopback(const sockaddr_storage& own, const sockaddr_storage
         getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &remote_size) != 0) {
       continue;  // no socket, or not connected
     }
-    const Address here = address_of(local), there = address_of(remote);
-    if (one_host(here, there) && (same(here, mine) || same(there, theirs))) set_reno(fd);
+    visit(fd, address_of(local), address_of(remote));
   }
+}
+
+}  // namespace
+
+void stop_pacing_on_loopback(const sockaddr_storage& own, const sockaddr_storage* peer) {
+  const Address mine = address_of(own);
+  const Address theirs = peer == nullptr ? Address() : address_of(*peer);
+  each_connected([&](int fd, const Address& here, const Address& there) {
+    if (one_host(here, there) && (same(here, mine) || same(there, theirs))) set_reno(fd);
+  });
+}
+
+size_t cut_strangers(const sockaddr_storage& listener, const std::vector<sockaddr_storage>& known) {
+  const Address at = address_of(listener);
+  size_t found = 0;
+  each_connected([&](int fd, const Address& here, const Address& there) {
+    if (!accepts(at, here)) return;
+    const bool expected = std::any_of(
+        known.begin(), known.end(),
+        [&there](const sockaddr_storage& one) { return same(address_of(one), there); });
+    if (expected) return;
+    ++found;
+    shutdown(fd, SHUT_RDWR);
+  });
+  return found;
 }
 
 }  // namespace pdnode

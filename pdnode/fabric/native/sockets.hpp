@@ -1,7 +1,9 @@
-// TCP between two nodes of one host.
+// The sockets of a provider on kernel sockets: those of this process, found by their addresses.
 #pragma once
 
 #include <sys/socket.h>
+
+#include <vector>
 
 namespace pdnode {
 
@@ -11,5 +13,9 @@ namespace pdnode {
 // at `own` or lead to `peer` (null: unknown) and whose two ends have one host. All other sockets,
 // and other congestion controls, stay as the operator has set them.
 void stop_pacing_on_loopback(const sockaddr_storage& own, const sockaddr_storage* peer);
+
+// Shuts down what was accepted at `listener` and does not lead to one of `known`; how many there
+// are. Their owner hears of it as of a peer that has gone, and closes them.
+size_t cut_strangers(const sockaddr_storage& listener, const std::vector<sockaddr_storage>& known);
 
 }  // namespace pdnode
