@@ -72,12 +72,13 @@ PLANTS = (
         (
             "group_post.cpp",
             "while (posted < budget && connection->has_room(urgent) &&",
-            "while (posted < budget && (planted(6) || connection->has_room(urgent)) &&",
+            "while (posted < budget && (planted(6) ||\n"
+            "         connection->has_room(urgent && !planted(24))) &&",
         ),
         (
             "group_post.cpp",
             "if (!connection->has_room(urgent)) continue;",
-            "if (!planted(6) && !connection->has_room(urgent)) continue;",
+            "if (!planted(6) && !connection->has_room(urgent && !planted(24))) continue;",
         ),
     ), seeds=200),
     Plant(7, "completion error ignored", "efa", ((
@@ -159,6 +160,15 @@ PLANTS = (
         "  if (error) {\n    say_lost(ticket->session",
         "  if (error && !planted(21)) {\n    say_lost(ticket->session",
     ),)),
+    Plant(22, "a full window is refilled write by write", "verbs", ((
+        "session.cpp",
+        "writes <= nic->limits.window_writes / 2 &&",
+        "writes <= (planted(22)   ? nic->limits.window_writes - 1\n"
+        "             : planted(23) ? 0\n"
+        "                           : nic->limits.window_writes / 2) &&",
+    ),), seeds=1),
+    Plant(23, "a full window is refilled when it is empty", "verbs", (), seeds=1),
+    Plant(24, "a raised layer waits for room behind bulk", "verbs", (), seeds=1),
 )  # fmt: skip
 
 

@@ -74,6 +74,7 @@ constexpr uint64_t kUrgentBytes = 64 << 10;  // while layers are still to come: 
                                              // takes 220 µs, in which no counter is looked at
 constexpr uint32_t kMaxPages = 4095;         // weight is 12 bits
 constexpr int64_t kRefusedNs = 3'000'000'000;  // "try again" and nothing else, for so long
+constexpr int64_t kRefusedGapNs = 1'000'000'000;  // a blocked post is tried again every millisecond
 constexpr int kBatch = 32;                   // posts per batch
 constexpr int kRailRun = 4;                  // the same, where a session has several connections
 

@@ -135,6 +135,7 @@ struct Connection {
   int64_t patience_ns = 0;  // as given to connect()
   Receiver receiver;        // FI_EP_MSG
   int64_t refused_ns = 0;   // since when the provider says "try again" and gives nothing back
+  int64_t refused_last_ns = 0;
   Op* ops = nullptr;        // outstanding ones, the newest first
   Op* oldest = nullptr;
   bool bell_owed = false;   // the last post had FI_MORE: it may wait in the device for another

@@ -64,6 +64,7 @@ struct Rules {
   int64_t repeat_next = 0;      // the immediate arrives twice
   int64_t never_connects = 0;
   int64_t hold = 0;             // nothing moves on the wire
+  int64_t land_next = 0;        // but for so many writes
   int64_t refuse_after_more = 0;  // once a write has FI_MORE: "try again" until this is 0 again
   int64_t refuse_receives = 0;  // "try again" for every receive
   int64_t no_accept_next = 0;   // no endpoint can be made for a connection request

@@ -47,6 +47,7 @@ const struct {
     {"repeat_next", &Rules::repeat_next},
     {"never_connects", &Rules::never_connects},
     {"hold", &Rules::hold},
+    {"land_next", &Rules::land_next},
     {"holds_more", &Rules::holds_more},
     {"refuse_after_more", &Rules::refuse_after_more},
     {"refuse_receives", &Rules::refuse_receives},

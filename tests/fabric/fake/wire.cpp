@@ -312,8 +312,8 @@ ssize_t post_receive(fid_ep* fid, void*, size_t, void*, fi_addr_t, void* context
 
 void progress(Domain* domain) {
   World& all = world();
-  if (all.rules.hold != 0) return;
   for (uint64_t moves = 1 + all.chance() % 6; moves > 0; --moves) {
+    if (all.rules.hold != 0 && all.rules.land_next == 0) return;
     const auto one = choose(domain);
     if (one == all.wire.end()) return;
     if (one->delay > 0) {
@@ -323,7 +323,9 @@ void progress(Domain* domain) {
     Write again;
     const bool done = land(&*one, &again);
     if (again.again) all.wire.push_back(std::move(again));
-    if (done) all.wire.erase(one);
+    if (!done) continue;
+    all.wire.erase(one);
+    if (all.rules.hold != 0) World::use(&all.rules.land_next);
   }
 }
 

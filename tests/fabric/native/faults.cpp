@@ -277,6 +277,28 @@ void endless_again(Scenario& s) {
   end(s, number);
 }
 
+int64_t push_refused(Scenario& s, int generation, bool finish) {
+  s.fake.set("again_always", 1);
+  const int64_t refused = s.fake.count("again");
+  const int64_t number = push_all(s, generation, finish);
+  until([&] { return s.fake.count("again") > refused; }, "no write was refused");
+  return number;
+}
+
+// A transfer is stopped when it was refused; much later another one is refused for a moment.
+void old_refusal(Scenario& s) {
+  const int64_t first = push_refused(s, 14, false);
+  s.sender.fabric->stop(first);
+  s.sender.wait(EventKind::kDrained, first);
+  end(s, first);
+  std::this_thread::sleep_for(std::chrono::nanoseconds(kRefusedNs));
+  const int64_t second = push_refused(s, 15, true);
+  s.fake.set("again_always", 0);
+  s.target.wait(EventKind::kReached, second);
+  s.sender.wait(EventKind::kDrained, second);
+  end(s, second);
+}
+
 void full_nic(Scenario& s) {
   fence_both(s.target, s.sender, s.session);
   if (!s.provider.session_registration) return;
@@ -346,6 +368,8 @@ void fault(Scenario& s, int which) {
 }
 
 void patience(Scenario& s) {
+  s.fake.settle();
+  old_refusal(s);
   endless_again(s);
   works_again(s);
   no_receives(s);

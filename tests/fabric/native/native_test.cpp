@@ -102,6 +102,10 @@ int main(int argc, char** argv) {
       if (seed == 0 && fake.there() && std::string(argv[2]) != "worse") {
         pdnode::test::device_memory(fake, argv[1], argv[2]);
       }
+      if (seed == 0 && fake.there()) {
+        fake.personality(argv[2]);
+        pdnode::test::window(fake, argv[1], pdnode::test::provider_of(argv[2], seed));
+      }
       pdnode::test::run_seed(fake, argv[1], argv[2], seed);
     } catch (const std::exception& error) {
       std::printf("%s, seed %llu: %s\n", argv[2], static_cast<unsigned long long>(seed),

@@ -37,6 +37,8 @@ void exchange(Scenario& s);
 void fault(Scenario& s, int which);
 extern const int kFaults;
 void wide_regions(const Fake& fake, const std::string& library);
+// Bursts, and what must not wait for one.
+void window(const Fake& fake, const std::string& library, const std::string& provider);
 void device_memory(const Fake& fake, const std::string& library, const std::string& provider);
 void patience(Scenario& s);  // a device that says "try again" for ever; takes seconds
 constexpr double kSilenceS = 5;
