@@ -104,7 +104,8 @@ class Fabric:
     def add_region(self, group: int, fd: int, size: int, page_bytes: int) -> int:
         """Map `fd` (a worker's region) and remember how to register it: pieces that are multiples
         of `page_bytes` and within the provider's limits (a registration, a NIC). Returns the
-        region number. Where the provider pins, a helper thread registers and this waits for it."""
+        region number. Where the provider pins, a helper thread registers and this waits for it,
+        without the GIL. FabricError if the fabric is closed meanwhile."""
     def add_device_region(
         self, group: int, dmabuf: int, address: int, size: int, page_bytes: int, device: int
     ) -> int:

@@ -50,3 +50,16 @@ def test_the_core_passes_on(
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
+
+
+def test_other_threads_go_on_while_a_provider_pins(fake: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fabric.slow_registration", fake],
+        cwd=HERE.parents[1],
+        env={**os.environ, "FAKE_FABRIC": "verbs"},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.stdout == "0\n", done.stderr

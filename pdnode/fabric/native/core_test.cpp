@@ -41,7 +41,7 @@ class Node {
     check(ftruncate(fd_.get(), kBytes) == 0, "ftruncate");
     memory = static_cast<uint8_t*>(
         mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0));
-    region = fabric->add_region(0, fd_.get(), kBytes, kPageBytes);
+    region = fabric->keep_region(fabric->begin_region(0, fd_.get(), kBytes, kPageBytes));
   }
   ~Node() {
     fabric->close();

@@ -166,50 +166,58 @@ std::string Fabric::endpoint_name(int64_t number, int nic) {
   return found->second;
 }
 
-int Fabric::add_region(int number, int fd, uint64_t size, uint64_t page_bytes) {
+Fabric::NewRegion Fabric::begin_region(int number, int fd, uint64_t size, uint64_t page_bytes) {
   check_open();
   std::unique_ptr<Mapping> memory;
   require(Mapping::open(fd, size, "region", &memory));
-  return keep_region(number, std::move(memory), Fd(), 0, page_bytes);
+  return begin(number, std::move(memory), Fd(), 0, page_bytes);
 }
 
-int Fabric::add_device_region(int number, int dmabuf, uint64_t address, uint64_t size,
-                              uint64_t page_bytes, int device) {
+Fabric::NewRegion Fabric::begin_device_region(int number, int dmabuf, uint64_t address,
+                                              uint64_t size, uint64_t page_bytes, int device) {
   check_open();
   require(hub_->device_memory, "device_memory: the fabric was opened without it");
   require(address != 0, "address: 0 is none");
   require(device >= 0, quoted("device", device) + " is none");
   Fd copy(fcntl(dmabuf, F_DUPFD_CLOEXEC, 0));
   if (copy.get() < 0) refuse(errno_text("dmabuf", errno));
-  return keep_region(number, Mapping::of_device(reinterpret_cast<uint8_t*>(address), size),
-                     std::move(copy), device, page_bytes);
+  return begin(number, Mapping::of_device(reinterpret_cast<uint8_t*>(address), size),
+               std::move(copy), device, page_bytes);
 }
 
-int Fabric::keep_region(int number, std::unique_ptr<Mapping> memory, Fd dmabuf, int device,
-                        uint64_t page_bytes) {
+Fabric::NewRegion Fabric::begin(int number, std::unique_ptr<Mapping> memory, Fd dmabuf,
+                                int device, uint64_t page_bytes) {
   Group& on = group(number);
   const uint64_t size = memory->size();
   require(page_bytes > 0 && size > 0 && size % page_bytes == 0,
           "size: " + std::to_string(size) + " is not a multiple of page_bytes " +
               std::to_string(page_bytes));
   auto region = std::make_shared<Region>();
-  region->number = next_region_;
+  region->number = next_region_++;
   region->group = number;
   region->page_bytes = page_bytes;
   region->memory = std::move(memory);
   region->dmabuf = std::move(dmabuf);
   region->device = static_cast<uint64_t>(device);
   const Nic& nic = *on.nics.front();
+  auto done = std::make_shared<std::promise<Error>>();
+  NewRegion added{region, done->get_future()};
   if (nic.limits.local_registration || !nic.provider.session_registration) {
-    auto done = std::make_shared<std::promise<Error>>();
-    std::future<Error> result = done->get_future();
     on.post([region, done](Group& there) {
       there.add_region(region, [done](Error error) { done->set_value(std::move(error)); });
     });
-    require(result.get());
+  } else {
+    done->set_value(Error());
   }
-  regions_[region->number] = region;
-  return next_region_++;
+  return added;
+}
+
+int Fabric::keep_region(NewRegion added) {
+  added.done.wait();
+  check_open();  // closed meanwhile, it never says how it went
+  require(added.done.get());
+  regions_[added.region->number] = added.region;
+  return added.region->number;
 }
 
 void Fabric::remove_region(int number) {

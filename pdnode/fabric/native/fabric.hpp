@@ -2,6 +2,7 @@
 // One Python thread calls; it checks what is asked for and queues commands to the groups.
 #pragma once
 
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -61,9 +62,16 @@ class Fabric {
   int listen(int nic, const std::string& address, int port);
   void unlisten(int nic);
   std::string endpoint_name(int64_t session, int nic);
-  int add_region(int group, int fd, uint64_t size, uint64_t page_bytes);
-  int add_device_region(int group, int dmabuf, uint64_t address, uint64_t size,
-                        uint64_t page_bytes, int device);
+  // Mapped, and being registered. Pinning takes long: who holds a lock that others need (Python's)
+  // lets go of it and waits for `done` before keep_region().
+  struct NewRegion {
+    std::shared_ptr<Region> region;
+    std::future<Error> done;
+  };
+  NewRegion begin_region(int group, int fd, uint64_t size, uint64_t page_bytes);
+  NewRegion begin_device_region(int group, int dmabuf, uint64_t address, uint64_t size,
+                                uint64_t page_bytes, int device);
+  int keep_region(NewRegion added);  // its number
   void remove_region(int region);
   // For digests, which other threads compute; it keeps the memory mapped.
   std::shared_ptr<const Region> region(int number) const;
@@ -112,7 +120,7 @@ class Fabric {
   };
 
   void check_open() const;
-  int keep_region(int group, std::unique_ptr<Mapping> memory, Fd dmabuf, int device,
+  NewRegion begin(int group, std::unique_ptr<Mapping> memory, Fd dmabuf, int device,
                   uint64_t page_bytes);
   std::vector<std::shared_ptr<Region>> writable_on(const Session& session, int group) const;
   Session& find_session(int64_t session);

@@ -212,6 +212,16 @@ nb::bytes digest(const Fabric& self, int region, int64_t layers, int64_t layer_s
   return nb::bytes(digests.data(), digests.size());
 }
 
+// Other threads of Python go on while the provider pins, and may call: all but the wait is done
+// under the GIL.
+int keep_region(Fabric& self, Fabric::NewRegion added) {
+  {
+    const nb::gil_scoped_release release;
+    added.done.wait();
+  }
+  return self.keep_region(std::move(added));
+}
+
 void bind_set_up(nb::class_<Fabric>& fabric) {
   fabric
       .def(nb::init<const std::string&, const std::string&, const std::string&, uint32_t,
@@ -242,9 +252,18 @@ void bind_set_up(nb::class_<Fabric>& fabric) {
              return nb::bytes(name.data(), name.size());
            },
            "session"_a, "nic"_a)
-      .def("add_region", &Fabric::add_region, "group"_a, "fd"_a, "size"_a, "page_bytes"_a)
-      .def("add_device_region", &Fabric::add_device_region, "group"_a, "dmabuf"_a, "address"_a,
-           "size"_a, "page_bytes"_a, "device"_a)
+      .def("add_region",
+           [](Fabric& self, int group, int fd, uint64_t size, uint64_t page_bytes) {
+             return keep_region(self, self.begin_region(group, fd, size, page_bytes));
+           },
+           "group"_a, "fd"_a, "size"_a, "page_bytes"_a)
+      .def("add_device_region",
+           [](Fabric& self, int group, int dmabuf, uint64_t address, uint64_t size,
+              uint64_t page_bytes, int device) {
+             return keep_region(
+                 self, self.begin_device_region(group, dmabuf, address, size, page_bytes, device));
+           },
+           "group"_a, "dmabuf"_a, "address"_a, "size"_a, "page_bytes"_a, "device"_a)
       .def("remove_region", &Fabric::remove_region, "region"_a)
       .def("digest", &digest, "region"_a, "layers"_a, "layer_stride"_a, "page_stride"_a,
            "offset"_a, "length"_a, "pages"_a)

@@ -54,6 +54,7 @@ struct Rules {
   int64_t region_bytes = int64_t{1} << 40;  // the largest one
   int64_t nic_bytes = int64_t{1} << 42;     // of all together
   int64_t register_us = 0;                  // how long one takes
+  int64_t hold_registrations = 0;           // until this is 0 again, or for 10 s: then it fails
   // Faults. Permille of the operations, or the number of operations that are still to suffer.
   int64_t again_permille = 0;
   int64_t again_always = 0;

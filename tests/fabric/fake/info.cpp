@@ -38,6 +38,7 @@ const struct {
     {"region_bytes", &Rules::region_bytes},
     {"nic_bytes", &Rules::nic_bytes},
     {"register_us", &Rules::register_us},
+    {"hold_registrations", &Rules::hold_registrations},
     {"again_permille", &Rules::again_permille},
     {"again_always", &Rules::again_always},
     {"fail_next", &Rules::fail_next},

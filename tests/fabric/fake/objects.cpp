@@ -43,11 +43,22 @@ int close_region(fid_t fid) {
 
 fi_ops region_ops = {sizeof(fi_ops), close_region, nullptr, nullptr, nullptr, nullptr, nullptr};
 
+bool registrations_held() {
+  const Entered entered;
+  const bool held = world().rules.hold_registrations != 0;
+  if (held) ++world().counts["waiting"];
+  return held;
+}
+
 int add_region(Domain* domain, const void* buffer, size_t length, uint64_t access,
                uint64_t requested_key, fid_mr** out,
                const std::shared_ptr<uint8_t>& window = nullptr, uint64_t offset = 0) {
   if (const int64_t pause = world().rules.register_us) {
     std::this_thread::sleep_for(std::chrono::microseconds(pause));
+  }
+  for (int ms = 0; registrations_held(); ++ms) {
+    if (ms == 10'000) return -FI_ETIMEDOUT;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   const Entered entered(domain);
   World& all = world();

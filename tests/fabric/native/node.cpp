@@ -63,10 +63,11 @@ Node::Node(const std::string& library, const std::string& provider, const Shape&
   memory = static_cast<uint8_t*>(
       mmap(nullptr, shape.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0));
   // The memory of the "device" is a memfd as well; the fake takes its descriptor for a dma-buf.
-  region = device_memory ? fabric->add_device_region(0, fd_.get(),
-                                                     reinterpret_cast<uint64_t>(memory),
-                                                     shape.bytes(), shape.page_bytes, 0)
-                         : fabric->add_region(0, fd_.get(), shape.bytes(), shape.page_bytes);
+  const auto address = reinterpret_cast<uint64_t>(memory);
+  region = fabric->keep_region(
+      device_memory
+          ? fabric->begin_device_region(0, fd_.get(), address, shape.bytes(), shape.page_bytes, 0)
+          : fabric->begin_region(0, fd_.get(), shape.bytes(), shape.page_bytes));
 }
 
 Node::~Node() {
