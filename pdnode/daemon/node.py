@@ -23,9 +23,9 @@ from pdnode.api.listener import ApiListener
 from pdnode.config import Config
 from pdnode.daemon.collector import calm_collector
 from pdnode.daemon.control import Control
-from pdnode.daemon.engine import Engine, start_engine
+from pdnode.daemon.engine import start_engine
 from pdnode.daemon.hostview import HostView
-from pdnode.daemon.kvregion import choose_region, gpus_of
+from pdnode.daemon.kvregion import choose_region
 from pdnode.daemon.lifecycle import Lifecycle, Phase, Restarts
 from pdnode.daemon.links import Links
 from pdnode.daemon.notify import Notifier
@@ -35,7 +35,7 @@ from pdnode.daemon.reload import ConfigSource
 from pdnode.daemon.rolechange import DRAIN_POLL_S, RoleChange
 from pdnode.daemon.service import NodeService
 from pdnode.daemon.supervise import Supervisor
-from pdnode.daemon.transfer import Transfer, open_transfer
+from pdnode.daemon.transfer import open_transfer
 from pdnode.engine.protocol import Loading
 from pdnode.errors import ConfigError, DeviceMissing, EngineDied, Exit, Problem, Unavailable
 from pdnode.messenger.groups import SourceRegion
@@ -267,29 +267,7 @@ class Node:
         self._parts.engine = engine
         if core is not None:
             self._service.loading = "registering the KV memory"
-            self._regions = await self._register(core, engine)
-
-    async def _register(self, core: Transfer, engine: Engine) -> list[tuple[SourceRegion, ...]]:
-        """In a thread: pinning may take long, and probes and the watchdog want their answers. Not
-        left before it is done, though cancelled: it reads the workers' descriptors."""
-
-        def register() -> list[tuple[SourceRegion, ...]]:
-            return [
-                core.add_memory(
-                    one.worker,
-                    engine.geometry,
-                    gpus_of(self._config, number),
-                    first_rank=number * self._config.engine.tp,
-                )
-                for number, one in enumerate(engine.groups)
-            ]
-
-        work = asyncio.ensure_future(asyncio.to_thread(register))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.gather(work, return_exceptions=True)
-            raise
+            self._regions = await core.add_engine(engine, config)
 
     def _on_loading(self, loading: Loading) -> None:
         self._service.loading = f"{loading.what} {loading.ratio:.0%}"

@@ -1,5 +1,6 @@
 """Opens the transfer core for this node: library, device groups, listeners, the workers' memory."""
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,8 @@ from pathlib import Path
 from pdnode.config import Config, NicConfig
 from pdnode.core.geometry import KvGeometry
 from pdnode.core.wire import NicAddress
-from pdnode.daemon.kvregion import HOST_MEMORY, RegionChoice, choose_region
+from pdnode.daemon.engine import Engine
+from pdnode.daemon.kvregion import HOST_MEMORY, RegionChoice, choose_region, gpus_of
 from pdnode.daemon.placement import NOT_PLACED, Placed, rank_homes
 from pdnode.engine.group import WorkerGroup
 from pdnode.errors import DeviceMissing
@@ -53,7 +55,7 @@ class Transfer:
 
     def take_role(self, config: Config) -> None:
         """Addresses for the role of `config`; a prefill node listens on its NICs, and only that.
-        Blocks for a moment. DeviceMissing in words if an address cannot be bound.
+        Blocks for a moment. DeviceMissing in words if an address cannot be bound or given back.
         """
         listens = config.node.role is Role.PREFILL and self.fabric.limits["endpoint"] == "msg"
         addresses = []
@@ -66,7 +68,10 @@ class Transfer:
             endpoint = self._listening[number] if listens else b""
             addresses.append(NicAddress(number, nic.name, endpoint, self._ranks(nic.group)))
         for number in () if listens else tuple(self._listening):
-            self.fabric.unlisten(number)
+            try:
+                self.fabric.unlisten(number)
+            except FabricError as error:
+                raise DeviceMissing(f"[fabric] {error}") from error
             del self._listening[number]
         self.nics = tuple(addresses)
 
@@ -74,6 +79,30 @@ class Transfer:
         """Of one of several device groups."""
         several = len(self.devices.nics) > 1
         return [rank for rank, home in enumerate(self.homes) if several and home == group]
+
+    async def add_engine(self, engine: Engine, config: Config) -> list[tuple[SourceRegion, ...]]:
+        """The memory of each TP group, in a thread: pinning may take long, and probes and the
+        watchdog want their answers. Not left before that is done, though cancelled: it reads the
+        workers' descriptors.
+        """
+
+        def add() -> list[tuple[SourceRegion, ...]]:
+            return [
+                self.add_memory(
+                    one.worker,
+                    engine.geometry,
+                    gpus_of(config, number),
+                    first_rank=number * config.engine.tp,
+                )
+                for number, one in enumerate(engine.groups)
+            ]
+
+        work = asyncio.ensure_future(asyncio.to_thread(add))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.gather(work, return_exceptions=True)
+            raise
 
     def add_memory(
         self,

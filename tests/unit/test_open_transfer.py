@@ -1,6 +1,8 @@
 """What the daemon asks of the transfer core when it opens it."""
 
+import asyncio
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -18,6 +20,7 @@ from pdnode.config import (
 )
 from pdnode.daemon import transfer
 from pdnode.daemon.placement import choose_places
+from pdnode.messenger.devices import Devices
 from pdnode.types import Role, WhenNoPrefill
 
 
@@ -97,3 +100,58 @@ def test_the_chosen_group_of_each_rank_is_where_its_memory_goes(
     assert [source.group for source in sources] == [0, 1, 1]
     opened.take_role(config)
     assert [(nic.name, nic.ranks) for nic in opened.nics] == [("a", [0]), ("b", [1, 2])]
+
+
+class SlowFabric:
+    """A provider that pins until somebody else lets it."""
+
+    def __init__(self) -> None:
+        self.asked, self.released = threading.Event(), threading.Event()
+        self.added: list[int] = []
+
+    def add_counter(self, fd: int) -> int:
+        return 0
+
+    def add_region(self, group: int, fd: int, size: int, page: int) -> int:
+        self.asked.set()
+        assert self.released.wait(20), "the loop stands still while memory is registered"
+        self.added.append(fd)
+        return fd
+
+
+def adding(fabric: SlowFabric) -> "asyncio.Task[list[tuple[transfer.SourceRegion, ...]]]":
+    """Of an engine of two TP groups with one rank each."""
+    opened = transfer.Transfer(None, fabric, Devices((frozenset({0}),), ()), (0, 0), (), {})  # type: ignore[arg-type]
+    workers = [SimpleNamespace(counter_fd=9, region_fds=[fd]) for fd in (10, 11)]
+    engine = SimpleNamespace(
+        geometry=SimpleNamespace(region_bytes=64, page_bytes=64),
+        groups=[SimpleNamespace(worker=worker) for worker in workers],
+    )
+    config = Config(
+        node=NodeConfig("d", Role.DECODE, WhenNoPrefill.LOCAL),
+        model=ModelConfig(Path("m"), "m"),
+        engine=EngineConfig(dp=2),
+    )
+    return asyncio.create_task(opened.add_engine(engine, config))  # type: ignore[arg-type]
+
+
+async def test_the_loop_goes_on_while_memory_is_registered() -> None:
+    fabric = SlowFabric()
+    work = adding(fabric)
+    await asyncio.to_thread(fabric.asked.wait, 20)
+    fabric.released.set()
+    assert [[one.region for one in group] for group in await work] == [[10], [11]]
+
+
+async def test_what_is_being_registered_is_not_left_when_the_node_stops() -> None:
+    fabric = SlowFabric()
+    work = adding(fabric)
+    await asyncio.to_thread(fabric.asked.wait, 20)
+    work.cancel()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not work.done()
+    fabric.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert fabric.added == [10, 11]
