@@ -251,8 +251,8 @@ int Group::post_run(Connection* connection, Program* program, int budget, bool u
 bool Group::refused_too_long(Connection* connection) {
   const int64_t now = now_ns();
   // Nobody may have had anything to post since the last one: then this is the first of others.
-  const bool first = connection->refused_ns == 0 || now - connection->refused_last_ns >= kRefusedGapNs;
-  if (first) connection->refused_ns = now;
+  const bool long_ago = now - connection->refused_last_ns >= kRefusedGapNs;
+  if (connection->refused_ns == 0 || long_ago) connection->refused_ns = now;
   connection->refused_last_ns = now;
   return now - connection->refused_ns >= kRefusedNs;
 }
