@@ -45,6 +45,7 @@ class EngineConfig:
     max_waiting: int = 256  # requests that wait; one more is refused (429)
     max_restarts: int = 5  # in a row, inside the daemon
     start_timeout_s: float = 300.0
+    stall_s: float = 60.0  # a pass without a finished layer for so long ends the engine
     dp: int = 1  # TP groups, each with the whole model and pages of its own
     gpus: tuple[str, ...] = ()  # of the workers, group by group; empty: the first
     cuda_graphs: bool = True

@@ -65,6 +65,13 @@ ENGINE = Table(
             "How long a worker may take to load the model and warm up.",
         ),
         Key(
+            "stall_s",
+            Number(1, 86400),
+            60.0,
+            "Where a pass finishes no layer for so long its workers are killed, and another engine "
+            "is started.",
+        ),
+        Key(
             "dp",
             Integer(1, 64),
             1,

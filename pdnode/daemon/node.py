@@ -30,6 +30,7 @@ from pdnode.daemon.lifecycle import Lifecycle, Phase, Restarts
 from pdnode.daemon.links import Links
 from pdnode.daemon.notify import Notifier
 from pdnode.daemon.observe import Observation
+from pdnode.daemon.passwatch import PassWatch
 from pdnode.daemon.placement import choose_places
 from pdnode.daemon.reload import ConfigSource
 from pdnode.daemon.rolechange import DRAIN_POLL_S, RoleChange
@@ -161,7 +162,9 @@ class Node:
             _log, logging.INFO, "node.serving", "serving",
             role=self._config.node.role, model=self._config.model.name,
         )  # fmt: skip
-        background = [asyncio.create_task(self._run_steps())]
+        assert self._parts.engine is not None
+        watch = PassWatch(self._parts.engine, self._config.engine.stall_s)
+        background = [asyncio.create_task(self._run_steps()), asyncio.create_task(watch.run())]
         if links is not None:
             background.append(asyncio.create_task(links.tick()))
         try:

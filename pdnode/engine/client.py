@@ -157,9 +157,10 @@ class Worker:
         self._stepping = False
         return answer
 
-    def kill(self) -> None:
-        """End the process without asking it; `died` follows. Idempotent."""
+    def kill(self, why: str = "") -> None:
+        """End the process without asking it; `died` follows and says why. Idempotent."""
         if not self.died.done():
+            self._last_words = why or self._last_words
             self._process.kill()
 
     async def close(self) -> None:

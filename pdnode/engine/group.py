@@ -114,6 +114,11 @@ class WorkerGroup:
         assert isinstance(answers[0], StepDone)
         return answers[0]
 
+    def kill(self, why: str) -> None:
+        """End all processes without asking them; `died` follows and says why. Idempotent."""
+        for worker in self.workers:
+            worker.kill(why)
+
     async def close(self) -> None:
         """End all processes and close all descriptors. Idempotent."""
         await asyncio.gather(*(worker.close() for worker in self.workers))

@@ -171,6 +171,23 @@ async def test_a_node_whose_restarts_are_used_up_ends(tiny_model: Path, tmp_path
     assert shared_memory() == before
 
 
+async def test_a_worker_that_stands_still_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
+    """It lives, and answers nothing: who waits for its tokens must not wait for ever."""
+    node = NodeSpec("co", "colocated", tiny_model, tmp_path, engine={"stall_s": 2})
+    async with cluster(node) as ((running,), (client,)):
+        wanted = await client.tokens(SHORT, 8)
+        (worker,) = running.children()
+        os.kill(worker, signal.SIGSTOP)
+        status, body, _ = await client.post(SHORT, 8)
+        assert status == 500
+        assert "no layer of a pass was done for 2 s" in body["error"]["message"]
+        assert not alive(worker)
+        await client.wait_ready(running)
+        assert await client.tokens(SHORT, 8) == wanted
+        assert running.text().count("engine.stalled") == 1
+        await client.wait_no_pages()
+
+
 async def test_peers_come_back(tiny_model: Path, tmp_path: Path) -> None:
     """kill -9 of either daemon: its worker dies too, the peer says so and serves it again."""
     before = shared_memory()
