@@ -54,6 +54,7 @@ class RoleChange:
             raise ActionRefused(422, f"not as {role}: {text}") from error
         if role is Role.PREFILL and (problem := peer_listen_problem(wanted)) is not None:
             raise ActionRefused(409, f"not as {role}: {problem}")
+        self._from, self._was_draining = config.node.role, self._parts.service.draining
         self._control.switching = True
         self._control.role_failure = ""
         self._lifecycle.want(role)
@@ -65,7 +66,6 @@ class RoleChange:
         """
         life, config = self._lifecycle, self._parts.config
         assert life.wanted is not None
-        self._from, self._was_draining = config.node.role, self._parts.service.draining
         event(
             _log, logging.INFO, "node.switching", "draining for another role",
             role=life.wanted, requests=self._open_work(),

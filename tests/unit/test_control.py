@@ -7,11 +7,20 @@ from typing import Any, cast
 
 import pytest
 
-from pdnode.api.admin_actions import ActionRefused, Cancel, Drain, SetLogLevel, Undrain
+from pdnode.api.admin_actions import (
+    ActionRefused,
+    Cancel,
+    ChangeRole,
+    Drain,
+    SetLogLevel,
+    Undrain,
+)
 from pdnode.config import AUTO
 from pdnode.core.request import Request
 from pdnode.daemon.kvregion import RegionChoice
+from pdnode.daemon.lifecycle import Lifecycle, Restarts
 from pdnode.daemon.reload import Reloader
+from pdnode.daemon.rolechange import RoleChange
 from pdnode.types import RegionKind, Role, Verify, WhenNoPrefill
 from tests.support.busy_node import GEOMETRY, BusyNode, busy_node
 
@@ -146,3 +155,19 @@ async def test_the_detour_through_host_memory_is_a_warning_with_its_price(node: 
     assert parts.staged() == {"fetched": 3 * layers * page_bytes, "stored": 2 * layers * page_bytes}
     parts.config = replace(parts.config, node=replace(parts.config.node, role=Role.COLOCATED))
     assert list(parts.conditions()) == []
+
+
+async def test_a_drain_outlives_a_role_change_that_an_engine_s_end_forestalls(
+    node: BusyNode,
+) -> None:
+    parts = node.observation.parts
+    life = Lifecycle(Restarts(5))
+    change = RoleChange(
+        parts=parts, base=parts.config, control=node.control, lifecycle=life, open_work=lambda: 0
+    )
+    await node.control.act(Drain())
+    said = await node.control.act(ChangeRole("colocated"))
+    assert said.startswith("changing from")
+    change.done()  # another engine serves, and no drain for the change was begun
+    assert node.service.draining
+    assert life.wanted is None
