@@ -1,6 +1,7 @@
 """Opens the transfer core for this node: library, device groups, listeners, the workers' memory."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,10 @@ from pdnode.memory import cudriver
 from pdnode.memory.cumem import CumemRegion
 from pdnode.messenger.devices import Devices
 from pdnode.messenger.groups import SourceRegion
+from pdnode.obs.log import event
 from pdnode.types import RegionKind, Role
+
+_log = logging.getLogger(__name__)
 
 WRITE_SILENCE_S = 60.0
 """A single write without completion for so long loses its connection, though others of that NIC
@@ -158,7 +162,11 @@ class Transfer:
 
     def close(self) -> None:
         """The core first, then what it had registered. Idempotent."""
-        self.engine.close()
+        if cause := self.engine.close():
+            event(
+                _log, logging.WARNING, "fabric.not_closed", "the provider did not close all of it",
+                cause=cause,
+            )  # fmt: skip
         while self._device_memory:
             self._device_memory.pop().close()
 

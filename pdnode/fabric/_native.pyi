@@ -231,8 +231,9 @@ class Fabric:
     def peer_statistics(self) -> list[dict[str, int]]:
         """The same per pair: session, local_nic, remote_nic, …. Several pairs of a session on one
         local NIC: received_units are with the first of them."""
-    def close(self) -> None:
-        """Stop and join the threads, then close endpoints, regions and domains. Idempotent."""
+    def close(self) -> str:
+        """Stop and join the threads, then close endpoints, regions and domains. Idempotent.
+        Returns what the provider said of the first that it did not close, else nothing."""
 
 def build_info() -> dict[str, str]:
     """Compiler, headers' libfabric version, sanitizer."""

@@ -43,12 +43,13 @@ class FabricEngine:
         self._event_fd = self.fabric.event_fd
         loop.add_reader(self._event_fd, self._dispatch, loop)
 
-    def close(self) -> None:
-        """Stop reading, then close the fabric: joins its threads. Idempotent."""
+    def close(self) -> str:
+        """Stop reading, then close the fabric: joins its threads. Idempotent. Returns what the
+        provider said of the first thing that it did not close, empty if there is none."""
         if self._loop is not None:
             self._loop.remove_reader(self._event_fd)
             self._loop = None
-        self.fabric.close()
+        return self.fabric.close()
 
     def _dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
         for event in self.fabric.take_events(EVENTS_PER_TURN):

@@ -155,3 +155,14 @@ async def test_what_is_being_registered_is_not_left_when_the_node_stops() -> Non
     with pytest.raises(asyncio.CancelledError):
         await work
     assert fabric.added == [10, 11]
+
+
+def test_what_the_provider_does_not_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    engine = SimpleNamespace(close=lambda: "fi_close: busy [verbs]")
+    opened = transfer.Transfer(engine, None, Devices((), ()), (), (), {})  # type: ignore[arg-type]
+    opened.close()
+    (record,) = caplog.records
+    assert (record.levelname, record.__dict__["code"]) == ("WARNING", "fabric.not_closed")
+    engine.close = lambda: ""
+    opened.close()
+    assert len(caplog.records) == 1

@@ -44,7 +44,7 @@ class Node {
     region = fabric->keep_region(fabric->begin_region(0, fd_.get(), kBytes, kPageBytes));
   }
   ~Node() {
-    fabric->close();
+    if (Error error = fabric->close()) give_up(error.text());
     munmap(memory, kBytes);
   }
 

@@ -63,19 +63,24 @@ std::vector<Device> Fabric::devices() const {
   return found;
 }
 
-Fabric::~Fabric() { close(); }
+Fabric::~Fabric() { static_cast<void>(close()); }
 
-void Fabric::close() {
-  if (closed_) return;
+Error Fabric::close() {
+  if (closed_) return Error();
   closed_ = true;
   for (auto& group : groups_) group->request_stop();
   for (auto& group : groups_) group->join();
-  for (auto& group : groups_) group->close();
+  Error error;
+  for (auto& group : groups_) {
+    const Error found = group->close();
+    if (!error) error = found;
+  }
   hub_->events.close();
   sessions_.clear();
   for (auto& [number, transfer] : transfers_) transfer->programs.clear();
   transfers_.clear();
   regions_.clear();
+  return error;
 }
 
 void Fabric::check_open() const { require(!closed_, "the fabric is closed"); }

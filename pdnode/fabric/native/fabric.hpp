@@ -106,7 +106,7 @@ class Fabric {
     const PairFlow* pair;
   };
   std::vector<PeerRow> peers() const;
-  void close();
+  Error close();  // the first thing that the provider did not close
 
  private:
   struct Session {

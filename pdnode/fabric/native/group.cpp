@@ -51,7 +51,7 @@ void keep_open(std::vector<std::unique_ptr<RdmEndpoint>> endpoints, OpPool ops) 
 Group::~Group() {
   request_stop();
   join();
-  close();
+  static_cast<void>(close());  // nobody is left to hear of it
 }
 
 Error Group::start(const std::vector<std::pair<std::string, std::string>>& named, int first,
@@ -99,17 +99,21 @@ void Group::join() {
   registrar_.stop();
 }
 
-void Group::close() {
+Error Group::close() {
+  not_closed_ = Error();
   commands_.clear();  // they may hold registrations
+  std::vector<Prepared> memory;
   for (auto& [id, part] : parts_) {
     std::vector<Connection*> all;
     for (const auto& connection : part->connections) all.push_back(connection.get());
     close_connections(part.get(), all);
     for (auto& [nic, on] : part->nics) {
       retire_rdm(&on, false);
-      on.memory = Prepared();
+      memory.push_back(std::move(on.memory));
     }
   }
+  const Error registered = close_memory(&memory);
+  if (!not_closed_) not_closed_ = registered;
   parts_.clear();
   endpoints_.clear();
   release_condemned(now_ns());
@@ -117,21 +121,30 @@ void Group::close() {
   if (keeps) keep_open(std::move(condemned_), std::move(ops_));
   condemned_.clear();
   retired_.clear();
+  for (auto& [region, by_nic] : base_registrations_) {
+    for (auto& [nic, pieces] : by_nic) {
+      for (Registration& piece : pieces) close(&piece.mr, *find_nic(nic));
+    }
+  }
   base_registrations_.clear();
   watches_.clear();
   // Queues, domains and listeners go; the Nic objects stay, for their statistics.
   for (auto& nic : nics) {
+    for (auto& listener : nic->listeners) close(&listener, *nic);
     nic->listeners.clear();
     if (keeps) {  // used by what is kept open
       nic->queues.cq.release();
       nic->domain.release();
       nic->fabric.release();
     }
+    close(&nic->queues.eq, *nic);
+    close(&nic->queues.cq, *nic);
     nic->queues = Queues();
-    nic->domain.reset();
-    nic->fabric.reset();
+    close(&nic->domain, *nic);
+    close(&nic->fabric, *nic);
   }
   wake_.reset();
+  return not_closed_;
 }
 
 void Group::run() {

@@ -72,8 +72,8 @@ class Group {
   void request_stop();
   void join();
   // After all groups are joined: closes endpoints, registrations, queues and domains, in that
-  // order.
-  void close();
+  // order. The first that the provider did not close.
+  Error close();
   int wake_fd() const { return wake_.get(); }
 
   const int number;
@@ -167,7 +167,10 @@ class Group {
   void abandon(Op* op, Nic* nic, RdmEndpoint* condemned);
   void release_retired();
   template <class T>
-  void close(Fid<T>* object, const Nic& nic);
+  void close(Fid<T>* object, const Nic& nic) {
+    const int code = object->close();
+    if (code != 0 && !not_closed_) not_closed_ = hub_.library.check("fi_close", code, nic.label());
+  }
   Error close_memory(std::vector<Prepared>* closing) const;  // any thread
   void say_fenced(const std::shared_ptr<FenceTicket>& ticket, const Error& error);
   void release_condemned(int64_t now);
@@ -233,7 +236,7 @@ class Group {
   std::unordered_map<fid_t, Connection*> endpoints_;
   std::vector<std::unique_ptr<RdmEndpoint>> condemned_;
   std::vector<Retired> retired_;
-  Error not_closed_;  // of the fence that runs: what the peer may still write to
+  Error not_closed_;  // of the fence or close() that runs: what the peer may still write to
   std::deque<Program*> urgent_;  // with a layer that was just raised: posted before anything else
   std::vector<std::shared_ptr<Transfer>> failures_;  // whose `failed` is still to be said
   int64_t last_active_ns_ = 0;

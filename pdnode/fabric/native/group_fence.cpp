@@ -18,12 +18,6 @@ constexpr int kEmptyReads = 8;
 
 }  // namespace
 
-template <class T>
-void Group::close(Fid<T>* object, const Nic& nic) {
-  const int code = object->close();
-  if (code != 0 && !not_closed_) not_closed_ = hub_.library.check("fi_close", code, nic.label());
-}
-
 // Takes the connections out of the session: no operation is outstanding on them afterwards. On
 // FI_EP_RDM `which` has all pairs of the NICs it touches, since they share an endpoint.
 void Group::close_connections(SessionPart* part, const std::vector<Connection*>& which) {

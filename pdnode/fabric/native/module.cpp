@@ -273,7 +273,8 @@ void bind_set_up(nb::class_<Fabric>& fabric) {
       .def("turns", &turns)
       .def("nic_statistics", &nic_statistics)
       .def("peer_statistics", &peer_statistics)
-      .def("close", &Fabric::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", [](Fabric& self) { return self.close().text(); },
+           nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_sessions(nb::class_<Fabric>& fabric) {

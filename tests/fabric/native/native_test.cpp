@@ -72,8 +72,11 @@ void run_seed(const Fake& fake, const std::string& library, const std::string& p
     if (fake.there() && seed % 50 == 24) many_sessions(s);
     if (fake.there() && seed % 10 == 2) early_probe(s);
     if (fake.there() && seed % 50 == 49) dead_queue(s);
-    s.sender.fabric->close();
-    s.target.fabric->close();
+    const bool fails = fake.there() && seed % 10 == 3;
+    if (fails) fake.set("close_fails_next", 1);
+    const std::string text = s.sender.fabric->close().text();
+    check(fails == (text.find("fi_close: ") == 0), "close says: " + text);
+    check(!s.target.fabric->close(), "a fabric was not closed");
   }
   fake.settle();
   // tcp-rdm: an endpoint that could still be connecting stays open until the process ends.

@@ -71,7 +71,7 @@ Node::Node(const std::string& library, const std::string& provider, const Shape&
 }
 
 Node::~Node() {
-  fabric->close();
+  static_cast<void>(fabric->close());
   munmap(memory, shape.bytes());
 }
 
