@@ -14,8 +14,8 @@ Sampler = Callable[[Tensor, Sequence[Sampling]], list["Draw"]]
 """Draws one token for each row of logits [B, vocabulary] float32; as `sample_each`."""
 
 LEAST_TEMPERATURE = 1e-30
-"""What is below draws the same: two float32 logits that differ do so by more. Dividing by less ends
-in infinities, whose differences are not numbers."""
+"""What is below counts as this: the likeliest token is drawn either way. Dividing by less ends in
+infinities, whose differences are not numbers."""
 
 _SCORED_ROWS = 64
 """Rows whose logits are there at once: 32 MiB for a vocabulary of 128 k."""
