@@ -405,6 +405,30 @@ void early_probe(Scenario& s) {
   works_again(s);
 }
 
+void closed_listener(Scenario& s) {
+  if (s.sender.rdm) return;
+  s.fake.settle();
+  // What came through it goes on.
+  const int64_t number = push_all(s, 16);
+  s.sender.fabric->unlisten(0);
+  s.target.wait(EventKind::kReached, number);
+  s.sender.wait(EventKind::kDrained, number);
+  end(s, number);
+  check(s.fake.count("pep") == 1, "a listener is left");
+  fence_both(s.target, s.sender, s.session);
+  const int64_t session = ++s.session;
+  s.target.fabric->open_session(session, {0}, {}, "0123456789abcdef");
+  s.target.wait(EventKind::kOpened, session);
+  s.target.fabric->connect(session, {0, 0}, s.sender.address(session), 10);
+  const Event lost = s.target.wait(EventKind::kLost, session);
+  check(lost.text.find("within") == std::string::npos, "lost says: " + lost.text);
+  fence_both(s.target, s.sender, session);
+  s.sender.listen();
+  const uint64_t turns = s.sender.fabric->turns().front();
+  works_again(s);
+  check(s.sender.fabric->turns().front() > turns, "the thread does not turn");
+}
+
 void silent_device(Scenario& s) {
   s.fake.settle();
   s.fake.set("lose_next", 1);

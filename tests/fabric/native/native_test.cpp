@@ -71,6 +71,7 @@ void run_seed(const Fake& fake, const std::string& library, const std::string& p
     if (fake.there() && seed == kSilent) silent_device(s);
     if (fake.there() && seed % 50 == 24) many_sessions(s);
     if (fake.there() && seed % 10 == 2) early_probe(s);
+    if (fake.there() && seed % 10 == 4) closed_listener(s);
     if (fake.there() && seed % 50 == 49) dead_queue(s);
     const bool fails = fake.there() && seed % 10 == 3;
     if (fails) fake.set("close_fails_next", 1);

@@ -57,7 +57,7 @@ Node::Node(const std::string& library, const std::string& provider, const Shape&
       rdm(find_provider(provider)->endpoint == FI_EP_RDM),
       fabric(std::make_unique<Fabric>(library, provider, "adaptive", 0, silence_s, device_memory)) {
   fabric->add_group({{"lo", "127.0.0.1"}}, -1);
-  if (!rdm) port_ = fabric->listen(0, "127.0.0.1", 0);
+  if (!rdm) listen();
   fd_.reset(memfd_create("kv", MFD_CLOEXEC));
   check(ftruncate(fd_.get(), static_cast<off_t>(shape.bytes())) == 0, "ftruncate");
   memory = static_cast<uint8_t*>(

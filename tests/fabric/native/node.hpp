@@ -60,6 +60,7 @@ class Node {
   const std::vector<Event>& gather();
 
   std::string address(int64_t session) const;
+  void listen() { port_ = fabric->listen(0, "127.0.0.1", 0); }
   RemoteTable described(int64_t session) const;
   uint64_t statistic(const std::string& name) const;
   uint8_t* page(uint64_t number, uint64_t layer) const {

@@ -44,6 +44,7 @@ void patience(Scenario& s);  // a device that says "try again" for ever; takes s
 constexpr double kSilenceS = 5;
 void silent_device(Scenario& s);  // a completion never comes; takes kSilenceS
 void dead_queue(Scenario& s);     // the completion queue fails for good; the sender is of no use then
+void closed_listener(Scenario& s);  // and opened again
 void early_probe(Scenario& s);     // asked for before the peer knows our address
 void many_sessions(Scenario& s);  // what fenced ones leave behind
 
