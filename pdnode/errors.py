@@ -122,6 +122,14 @@ class Corrupted(Cause):
     code = "kv_corrupted"
 
 
+class Cancelled(Cause):
+    """An operator ended the request. 499 as gRPC maps its CANCELLED: no client sends it again by
+    itself, as it would after 500."""
+
+    status = 499
+    code = "cancelled"
+
+
 class ClientGone(Cause):
     """The client left; nobody reads the answer."""
 

@@ -19,7 +19,7 @@ from pdnode.api.service import Generation, Service
 from pdnode.api.stream import EventWriter, StreamOptions, stream_answer
 from pdnode.api.text import Assembler, Piece, joined
 from pdnode.core.request import Request
-from pdnode.errors import Cause, ClientGone
+from pdnode.errors import Cancelled, Cause, ClientGone
 from pdnode.obs.log import fault
 from pdnode.obs.metrics import RequestMeter
 
@@ -176,4 +176,4 @@ async def _pieces_of(one: _Running) -> AsyncGenerator[Piece, None]:
         yield piece
         if piece.finish is not None:
             return
-    raise Cause("the request was cancelled")
+    raise Cancelled("the request was cancelled")

@@ -246,7 +246,8 @@ async def test_a_failure_after_the_first_token_ends_the_stream_with_an_error(
 async def test_a_cancel_from_elsewhere_is_not_silent(bench: Bench) -> None:
     bench.service.script = tokens("ab", None)
     payloads = await stream(bench, "/v1/completions", COMPLETION)
-    assert msgspec.json.decode(payloads[-1])["error"]["message"] == "the request was cancelled"
+    error = msgspec.json.decode(payloads[-1])["error"]
+    assert (error["code"], error["message"]) == ("cancelled", "the request was cancelled")
 
 
 @pytest.mark.parametrize("streamed", [False, True])

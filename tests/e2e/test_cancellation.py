@@ -73,8 +73,9 @@ async def end(way: str, decode: Client, prefill: Client, node: RunningNode) -> N
         async with admin_of(decode.spec.admin) as admin:
             assert (await admin.post("cancel", {"request_id": name})).done
         async with await task as answer:
-            assert answer.status == 500
-            assert (await answer.json())["error"]["message"] == "the request was cancelled"
+            assert answer.status == 499
+            error = (await answer.json())["error"]
+            assert (error["code"], error["message"]) == ("cancelled", "the request was cancelled")
     else:
         async with worker_stopped(node):
             async with await task as answer:

@@ -174,8 +174,8 @@ async def test_a_running_request_is_seen_and_cancelled(duo: Duo) -> None:
         "text": f"{request.request_id}: cancelled while running",
     }
     status, body = await task
-    assert status == 500
-    assert body["error"]["message"] == "the request was cancelled"  # type: ignore[index]
+    assert status == 499
+    assert body["error"]["code"] == "cancelled"  # type: ignore[index]
     ended = await duo.at_decode.until(lambda one: one.requests_open == 0)
     assert ended.summary is not None
     assert ended.summary.requests_aborted >= 1
