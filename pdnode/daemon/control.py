@@ -42,6 +42,7 @@ class Control:
         self._reload_failure = ""
         self._lock = asyncio.Lock()
         self.role_failure = ""  # why the last change of role came to nothing
+        self.drain_asked = False  # by an operator, who has not taken it back
         self.stopping = False
         self.switching = False  # a change of role is under way
         self.switch_role: Callable[[Role], str] | None = None
@@ -169,6 +170,7 @@ class Control:
             parts.peers.drain(wanted)
 
     def _drain(self) -> str:
+        self.drain_asked = True
         if not self._parts.service.draining:
             self.set_draining(True)
         requests, transfers = self._parts.service.open_requests, self._parts.open_transfers
@@ -179,6 +181,7 @@ class Control:
             return "takes work already"
         if (text := self._no_undrain()) is not None:
             raise ActionRefused(409, text)
+        self.drain_asked = False
         self.set_draining(False)
         return "takes work again"
 

@@ -40,7 +40,6 @@ class RoleChange:
         self._lifecycle = lifecycle
         self._open_work = open_work
         self._from: Role | None = None  # while the change is under way
-        self._was_draining = False
         control.switch_role = self._ask
 
     def _ask(self, role: Role) -> str:
@@ -54,7 +53,7 @@ class RoleChange:
             raise ActionRefused(422, f"not as {role}: {text}") from error
         if role is Role.PREFILL and (problem := peer_listen_problem(wanted)) is not None:
             raise ActionRefused(409, f"not as {role}: {problem}")
-        self._from, self._was_draining = config.node.role, self._parts.service.draining
+        self._from = config.node.role
         self._control.switching = True
         self._control.role_failure = ""
         self._lifecycle.want(role)
@@ -107,7 +106,7 @@ class RoleChange:
             return
         self._from = self._lifecycle.wanted = None
         self._control.switching = False
-        self._control.set_draining(self._was_draining)
+        self._control.set_draining(self._control.drain_asked)
 
     def _failed(self, text: str) -> None:
         self._control.role_failure = text

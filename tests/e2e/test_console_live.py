@@ -162,7 +162,7 @@ async def test_cancel_and_drain_are_done_and_the_answer_is_shown(
                 await asyncio.to_thread(top.until, shows(r"cancel request .*\?"))
                 top.press("y")
                 await asyncio.to_thread(top.until, shows(": cancelled while running"))
-                assert (await asked)[0] == 500
+                assert (await asked)[0] == 499
                 top.press("D")
                 await asyncio.to_thread(top.until, shows(r"drain co\? .*Type the node's name"))
                 top.press("co", "Enter")

@@ -18,7 +18,7 @@ from pdnode.api.admin_actions import (
 from pdnode.config import AUTO
 from pdnode.core.request import Request
 from pdnode.daemon.kvregion import RegionChoice
-from pdnode.daemon.lifecycle import Lifecycle, Restarts
+from pdnode.daemon.lifecycle import Lifecycle, Phase, Restarts
 from pdnode.daemon.reload import Reloader
 from pdnode.daemon.rolechange import RoleChange
 from pdnode.types import RegionKind, Role, Verify, WhenNoPrefill
@@ -157,17 +157,40 @@ async def test_the_detour_through_host_memory_is_a_warning_with_its_price(node: 
     assert list(parts.conditions()) == []
 
 
-async def test_a_drain_outlives_a_role_change_that_an_engine_s_end_forestalls(
-    node: BusyNode,
-) -> None:
+@pytest.fixture
+def life() -> Lifecycle:
+    found = Lifecycle(Restarts(5))
+    found.enter(Phase.SERVING)
+    return found
+
+
+@pytest.fixture
+def change(node: BusyNode, life: Lifecycle) -> RoleChange:
     parts = node.observation.parts
-    life = Lifecycle(Restarts(5))
-    change = RoleChange(
+    return RoleChange(
         parts=parts, base=parts.config, control=node.control, lifecycle=life, open_work=lambda: 0
     )
+
+
+async def test_a_drain_outlives_a_role_change_that_an_engine_s_end_forestalls(
+    node: BusyNode, life: Lifecycle, change: RoleChange
+) -> None:
     await node.control.act(Drain())
     said = await node.control.act(ChangeRole("colocated"))
     assert said.startswith("changing from")
     change.done()  # another engine serves, and no drain for the change was begun
     assert node.service.draining
     assert life.wanted is None
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_drain_that_is_asked_for_during_a_role_change_outlives_it(
+    node: BusyNode, change: RoleChange, *, asked: bool
+) -> None:
+    await node.control.act(ChangeRole("colocated"))
+    assert await change.drain()
+    assert node.service.draining
+    if asked:
+        assert (await node.control.act(Drain())).startswith("draining")
+    change.done()
+    assert node.service.draining is asked

@@ -1,5 +1,6 @@
 // The transfer engine as Python sees it (pdnode/fabric/_native.pyi says what each call promises).
-// One Python thread calls; it checks what is asked for and queues commands to the groups.
+// Python calls, one thread at a time (its lock): what is asked for is checked, and queued to the
+// groups.
 #pragma once
 
 #include <future>
