@@ -3,7 +3,7 @@
 Every (state, input) pair has an answer; inputs that have lost their meaning return nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -234,13 +234,13 @@ class Push:
         pairs: Iterable[Pair],
         *,
         text: str,
-        other_pairs: bool,
+        live: Collection[Pair],
         now: float,
         stranded: bool = False,
     ) -> list[Effect]:
         """Writes came back with an error, or could not be posted (no `pairs`).
 
-        `other_pairs`: the session has connections left. `stranded`: there was no way for them, but
+        `live`: pairs of the session. `stranded`: there was no way for them over any of these, but
         the decode node knows of a lost pair, and regrants.
         """
         attempt = self._attempt(transfer, _AttemptState.OPEN)
@@ -249,17 +249,12 @@ class Push:
         if self.state in _ALIVE:
             if not found and self.state is PushState.REPLAY:
                 return self._settle(now)  # another attempt follows, which has its own fate
-            if not found and not stranded:
+            if not found and not (stranded and live):
                 return self._fail(FailCause.WRITE, text, (), now)
             # Where regrant has come already, what failed over fenced pairs asks for no other one.
             self.regrant_due = self.regrant_due or self.state is not PushState.REPLAY
             self.state = PushState.REPLAY
-        return self._errors(attempt, found, text, other_pairs=other_pairs, now=now)
-
-    @property
-    def failed_pairs(self) -> frozenset[Pair]:
-        """Over which writes of the present attempt failed, as far as that was told."""
-        return frozenset() if self.attempt is None else frozenset(self.attempt.errors)
+        return self._errors(attempt, found, text, live=live, now=now)
 
     def transfer_settled(
         self,
@@ -267,13 +262,13 @@ class Push:
         pairs: Iterable[Pair],
         *,
         text: str,
-        other_pairs: bool,
+        live: Collection[Pair],
         now: float,
     ) -> list[Effect]:
         """After transfer_failed: no write is outstanding any more; `pairs`: all that had errors."""
         attempt = self._attempt(transfer, _AttemptState.FAILED)
         attempt.state = _AttemptState.SETTLED
-        return self._errors(attempt, set(pairs), text, other_pairs=other_pairs, now=now)
+        return self._errors(attempt, set(pairs), text, live=live, now=now)
 
     def not_opened(self, transfer: TransferId, text: str, now: float) -> list[Effect]:
         """The core refused to open this transfer, so it will never speak of it."""
@@ -331,15 +326,23 @@ class Push:
         return [Send(failed), Unschedule(), *self._stop(), *self._settle(now)]
 
     def _errors(
-        self, attempt: _Attempt, pairs: set[Pair], text: str, *, other_pairs: bool, now: float
+        self,
+        attempt: _Attempt,
+        pairs: set[Pair],
+        text: str,
+        *,
+        live: Collection[Pair],
+        now: float,
     ) -> list[Effect]:
         """Have the decode node fence every pair that failed: until then its writes may land."""
+        # A pair whose failure was told left the session; one that is there again has come back.
+        others = any(pair not in pairs or pair in attempt.errors for pair in live)
         before = attempt.unfenced
         attempt.errors |= pairs
         new = tuple(sorted(attempt.unfenced - before))
         if not new or self.state is PushState.LOST:
             return self._settle(now)
-        if other_pairs:
+        if others:
             self.regrant_due = self.state is PushState.REPLAY
             return [*(PairDown(pair, text) for pair in new), *self._settle(now)]
         if self.state in _ALIVE:

@@ -176,16 +176,13 @@ class PushMessenger:
             self._release(work)
             return
         pairs = [_turned(pair) for pair in event.pairs]
-        # A pair whose failure was told left the session; one that is there again has come back.
-        told = push.failed_pairs
-        left = any(pair not in event.pairs or _turned(pair) in told for pair in work.session.pairs)
+        live = [_turned(pair) for pair in work.session.pairs]
         text = event.text or "a write came back with an error"
         if event.kind == "settled":
-            found = push.transfer_settled(number, pairs, text=text, other_pairs=left, now=now)
+            found = push.transfer_settled(number, pairs, text=text, live=live, now=now)
         else:
-            lost = not pairs and left and work.shaken
             found = push.transfer_failed(
-                number, pairs, text=text, other_pairs=left, stranded=lost, now=now
+                number, pairs, text=text, live=live, stranded=work.shaken, now=now
             )
         self._apply(work, found)
 

@@ -141,6 +141,10 @@ def _number(push: Push) -> TransferId:
     return push.attempt.transfer
 
 
+def _live(others: bool) -> list[transfer.Pair]:
+    return [(9, 9)] if others else []
+
+
 def _failed(
     push: Push,
     *pairs: transfer.Pair,
@@ -149,14 +153,14 @@ def _failed(
     now: float = 0.0,
 ) -> list[Effect]:
     return push.transfer_failed(
-        _number(push), pairs, text="x", other_pairs=others, stranded=stranded, now=now
+        _number(push), pairs, text="x", live=_live(others), stranded=stranded, now=now
     )
 
 
 def _settled(
     push: Push, *pairs: transfer.Pair, others: bool = True, now: float = 0.0
 ) -> list[Effect]:
-    return push.transfer_settled(_number(push), pairs, text="x", other_pairs=others, now=now)
+    return push.transfer_settled(_number(push), pairs, text="x", live=_live(others), now=now)
 
 
 def _drained(push: Push, now: float = 0.0) -> list[Effect]:
