@@ -74,10 +74,10 @@ class Control:
 
     def actions(self) -> list[form.Action]:
         """All there are, each with why it would be refused now."""
-        draining = self._parts.service.draining
+        already = self.drain_asked or (self._parts.service.draining and not self.switching)
         prefill = self._parts.config.node.role is Role.PREFILL
         return [
-            form.Action(name=Drain.name, refused="draining already" if draining else None),
+            form.Action(name=Drain.name, refused="draining already" if already else None),
             form.Action(name=Undrain.name, refused=self._no_undrain()),
             form.Action(name=Cancel.name, refused=_NOT_HERE if prefill else None),
             form.Action(name=Reload.name),

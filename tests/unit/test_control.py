@@ -190,6 +190,7 @@ async def test_a_drain_that_is_asked_for_during_a_role_change_outlives_it(
     await node.control.act(ChangeRole("colocated"))
     assert await change.drain()
     assert node.service.draining
+    assert next(one.refused for one in node.control.actions() if one.name == "drain") is None
     if asked:
         assert (await node.control.act(Drain())).startswith("draining")
     change.done()
